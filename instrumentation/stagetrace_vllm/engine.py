@@ -1,0 +1,351 @@
+"""The engine core: requests held, steps scheduled and done, and why the rest waits.
+
+Everything is recorded by change: a request that has one token in every step
+from its second to its last is not mentioned again in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from stagetrace.clock import monotonic_ns
+from stagetrace.recorder import Recorder
+from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
+
+STEP_MARK: Final = "_stagetrace_step"
+"""Attribute of the scheduler's output that carries the step to the worker."""
+
+_KEY: Final = "_stagetrace_key"
+_TRACE: Final = "_stagetrace_steps"
+
+_HELD = int(RecordKind.HELD)
+_ENGINE_ITEM = int(RecordKind.ENGINE_ITEM)
+_ADDED = int(RecordKind.ADDED)
+_STEP = int(RecordKind.STEP)
+_HEAD = int(RecordKind.HEAD)
+_MEMBER = int(RecordKind.MEMBER)
+_STEP_ITEM = int(RecordKind.STEP_ITEM)
+_REFUSED = int(RecordKind.REFUSED)
+_PREEMPTED = int(RecordKind.PREEMPTED)
+_STEP_DONE = int(RecordKind.STEP_DONE)
+_FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
+_FREED = int(RecordKind.FREED)
+_NO_REASON = int(ReasonCode.NONE)
+_SEATS = int(ReasonCode.SEATS)
+_TOKENS = int(ReasonCode.TOKENS)
+_ENCODER_BUDGET = int(ReasonCode.ENCODER_BUDGET)
+_ENCODER_CACHE = int(ReasonCode.ENCODER_CACHE)
+_UNKNOWN = int(ReasonCode.UNKNOWN)
+
+
+class StepMark(NamedTuple):
+    """What a worker needs to know of the step it runs.
+
+    Attributes:
+        engine: Number of the engine's process.
+        step: Number of the step in it.
+        encodes: Whether media items are encoded in it.
+    """
+
+    engine: int
+    step: int
+    encodes: bool
+
+
+class _StepTrace:
+    """What is remembered from step to step of one scheduler."""
+
+    __slots__ = (
+        "can_allocate",
+        "decodes",
+        "done",
+        "head",
+        "members",
+        "number",
+        "polling",
+        "prefilling",
+        "refused",
+        "trying",
+    )
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.done = 0
+        self.decodes = 0
+        self.members: Mapping[str, int] = {}
+        self.prefilling: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+        self.trying: dict[str, int] = {}
+        self.head = NONE
+        self.polling = False
+        # What the encoder cache manager last said no to: the request and why.
+        self.can_allocate: tuple[str, int] | None = None
+
+
+def _trace_of(scheduler: Any) -> _StepTrace:
+    try:
+        return scheduler.__dict__[_TRACE]  # type: ignore[no-any-return]
+    except KeyError:
+        trace = scheduler.__dict__[_TRACE] = _StepTrace()
+        return trace
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+def wrap_scheduler_init(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Note the model; watch the encoder cache manager, whose class is chosen at run time.
+
+    ``EngineCore.__init__`` would be too late: it is what loads the plug-in.
+    """
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            recorder.role = "engine"
+            name = self.vllm_config.model_config.served_model_name
+            recorder.announce(RecordKind.PROCESS_FACT, Fact.MODEL, name if isinstance(name, str) else name[0])
+            _watch_encoder_cache(self, recorder)
+        except Exception:
+            recorder.fault()
+
+    return init
+
+
+def _watch_encoder_cache(scheduler: Any, recorder: Recorder) -> None:
+    manager = scheduler.encoder_cache_manager
+    trace = _trace_of(scheduler)
+    original = manager.can_allocate
+
+    def can_allocate(request: Any, input_id: int, encoder_compute_budget: int, *args: Any) -> Any:
+        allowed = original(request, input_id, encoder_compute_budget, *args)
+        if not allowed:
+            try:
+                over = request.get_num_encoder_embeds(input_id) > encoder_compute_budget
+                trace.can_allocate = (request.request_id, _ENCODER_BUDGET if over else _ENCODER_CACHE)
+            except Exception:
+                recorder.fault()
+        return allowed
+
+    manager.can_allocate = can_allocate
+
+
+def wrap_preprocess_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record when the engine's input thread holds a request, and its media items."""
+
+    def preprocess_add_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        try:
+            _note_held(result[0], recorder)
+        except Exception:
+            recorder.fault()
+        return result
+
+    return preprocess_add_request
+
+
+def _note_held(request: Any, recorder: Recorder) -> None:
+    held = monotonic_ns()
+    key = recorder.define(request.request_id)
+    setattr(request, _KEY, key)
+    features = request.mm_features or ()
+    recorder.record_at(held, _HELD, key, request.num_prompt_tokens, request.max_tokens, len(features))
+    for index, feature in enumerate(features):
+        place = feature.mm_position
+        identifier = recorder.define(feature.identifier)
+        last = place.offset + place.length - 1
+        recorder.record(_ENGINE_ITEM, key, index, identifier, place.get_num_embeds(), last)
+
+
+def wrap_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record when the scheduler holds a request: from here on it has tried it."""
+
+    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        key = getattr(request, _KEY, None)
+        if key is not None:
+            recorder.record(_ADDED, key)
+            with suppress(Exception):
+                _trace_of(self).prefilling[request.request_id] = key
+        return original(self, request, *args, **kwargs)
+
+    return add_request
+
+
+def wrap_preempt_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record that a request lost its seat in the step that is being composed."""
+
+    def preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        key = getattr(request, _KEY, None)
+        if key is not None:
+            recorder.record(_PREEMPTED, key, _trace_of(self).number + 1)
+        return original(self, request, *args, **kwargs)
+
+    return preempt_request
+
+
+def wrap_free_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record that the scheduler lets go of a request, and how it ended."""
+
+    def free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        key = getattr(request, _KEY, None)
+        if key is not None:
+            try:
+                status = recorder.intern(request.status.name.removeprefix("FINISHED_").lower())
+                _note_first_token(_trace_of(self), request, recorder)
+                recorder.record(_FREED, key, status, request.num_output_tokens)
+            except Exception:
+                recorder.fault()
+        return original(self, request, *args, **kwargs)
+
+    return free_request
+
+
+# --- steps -----------------------------------------------------------------------------------------
+
+
+def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Notice when the encoder refuses a request: tokens were asked for and none is left."""
+
+    def try_schedule_encoder_inputs(
+        self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = original(self, request, num_computed_tokens, num_new_tokens, *args, **kwargs)
+        if not result[1] and num_new_tokens:
+            try:
+                trace = _trace_of(self)
+                identifier = request.request_id
+                said_no, trace.can_allocate = trace.can_allocate, None
+                known = said_no is not None and said_no[0] == identifier
+                trace.trying[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
+            except Exception:
+                recorder.fault()
+        return result
+
+    return try_schedule_encoder_inputs
+
+
+def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record a step: its composition, the queue, and why the queue was left."""
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        begin = monotonic_ns()
+        output = original(self, *args, **kwargs)
+        try:
+            _note_step(self, output, begin, recorder)
+        except Exception:
+            recorder.fault()
+        return output
+
+    return schedule
+
+
+def _note_step(scheduler: Any, output: Any, begin: int, recorder: Recorder) -> None:
+    trace = _trace_of(scheduler)
+    tokens = output.total_num_scheduled_tokens
+    running, waiting = scheduler.get_request_counts()
+    if not tokens and (trace.polling or not running + waiting):
+        # Polls of a blocked queue come a thousand times a second: only the first one is a step.
+        trace.trying = {}
+        return
+    trace.polling = not tokens
+    number = trace.number = trace.number + 1
+    setattr(output, STEP_MARK, StepMark(recorder.number, number, bool(output.scheduled_encoder_inputs)))
+    head = scheduler.waiting.peek_request() if waiting and scheduler.waiting else None
+    reason = _reason(scheduler, output, running, waiting, trace.trying.get(head.request_id) if head else None)
+    if output.num_scheduled_tokens != trace.members:
+        trace.decodes = list(output.num_scheduled_tokens.values()).count(1)
+    composition = len(output.num_scheduled_tokens) | reason << 16
+    recorder.record_at(begin, _STEP, number, tokens, composition, running | trace.decodes << 16, waiting)
+    _note_head(trace, head, number, recorder)
+    _note_members(scheduler, output, trace, recorder)
+    _note_refusals(scheduler, trace, recorder)
+    for identifier, items in output.scheduled_encoder_inputs.items():
+        for item in items:
+            recorder.record(_STEP_ITEM, number, _key_of(scheduler, identifier), item)
+
+
+def _key_of(scheduler: Any, identifier: str) -> int:
+    return getattr(scheduler.requests.get(identifier), _KEY, NONE)
+
+
+def _reason(scheduler: Any, output: Any, running: int, waiting: int, refusal: int | None) -> int:
+    """Say why requests were left out; seats first, because they stay taken."""
+    left_out = running - len(output.num_scheduled_tokens)
+    if not waiting and left_out <= 0:
+        return _NO_REASON
+    if waiting and running + scheduler.num_waiting_for_streaming_input >= scheduler.max_num_active_reqs:
+        return _SEATS
+    if output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens:
+        return _TOKENS
+    return _UNKNOWN if refusal is None else refusal
+
+
+def _note_head(trace: _StepTrace, head: Any, number: int, recorder: Recorder) -> None:
+    key = getattr(head, _KEY, NONE)
+    if key != trace.head:
+        trace.head = key
+        recorder.record(_HEAD, number, key)
+
+
+def _note_members(scheduler: Any, output: Any, trace: _StepTrace, recorder: Recorder) -> None:
+    now, before = output.num_scheduled_tokens, trace.members
+    if now == before:
+        return
+    trace.members = now
+    number = trace.number
+    computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    for identifier, tokens in now.items() - before.items():
+        key = _key_of(scheduler, identifier)
+        if key != NONE:
+            recorder.record(_MEMBER, key, number, tokens, computed.get(identifier, 0))
+    for identifier in before.keys() - now.keys():
+        key = _key_of(scheduler, identifier)
+        if key != NONE:
+            recorder.record(_MEMBER, key, number)
+
+
+def _note_refusals(scheduler: Any, trace: _StepTrace, recorder: Recorder) -> None:
+    now, before = trace.trying, trace.refused
+    if not now and not before:
+        return
+    for identifier, reason in now.items() - before.items():
+        recorder.record(_REFUSED, _key_of(scheduler, identifier), trace.number, reason)
+    for identifier in before.keys() - now.keys():
+        recorder.record(_REFUSED, _key_of(scheduler, identifier), trace.number)
+    trace.refused, trace.trying = now, {}
+
+
+def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record that a step is done, and whose first token it made."""
+
+    def update_from_output(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        mark = getattr(scheduler_output, STEP_MARK, None)
+        if mark is None:
+            return original(self, scheduler_output, *args, **kwargs)
+        recorder.record(_STEP_DONE, mark.step)
+        with suppress(Exception):
+            _trace_of(self).done = mark.step
+        result = original(self, scheduler_output, *args, **kwargs)
+        try:
+            _note_first_tokens(self, recorder)
+        except Exception:
+            recorder.fault()
+        return result
+
+    return update_from_output
+
+
+def _note_first_tokens(scheduler: Any, recorder: Recorder) -> None:
+    trace = _trace_of(scheduler)
+    for identifier in list(trace.prefilling):
+        request = scheduler.requests.get(identifier)
+        if request is not None and request.num_output_tokens:
+            _note_first_token(trace, request, recorder)
+
+
+def _note_first_token(trace: _StepTrace, request: Any, recorder: Recorder) -> None:
+    key = trace.prefilling.pop(request.request_id, None)
+    if key is not None and request.num_output_tokens:
+        recorder.record(_FIRST_TOKEN, key, trace.done)

@@ -1,0 +1,86 @@
+"""What is read from headers and from vLLM's objects; everything here may fail and then says None."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from stagetrace.attributes import (
+    BAGGAGE_ARM,
+    BAGGAGE_INTENDED_UNIX_NS,
+    BAGGAGE_LABEL,
+    BAGGAGE_PHASE,
+    BAGGAGE_PREFIX,
+)
+from stagetrace.records import Fact, JobKind
+
+HEADER_MAX_BYTES: Final = 1024
+"""Headers are hostile input: longer ones are not read."""
+
+_BAGGAGE_FACTS: Final = {
+    BAGGAGE_PHASE: Fact.PHASE,
+    BAGGAGE_LABEL: Fact.LABEL,
+    BAGGAGE_ARM: Fact.ARM,
+    BAGGAGE_INTENDED_UNIX_NS: Fact.INTENDED_UNIX_NS,
+}
+_JOBS: Final = {
+    "safe_apply_chat_template": JobKind.TEMPLATE,
+    "_apply_chat_template": JobKind.TEMPLATE,
+    "_render": JobKind.TEMPLATE,
+    "_tokenize_prompt": JobKind.TOKENIZE,
+    "_process_multimodal": JobKind.PROCESS,
+    "load_bytes": JobKind.DECODE,
+    "_load_data_url": JobKind.DECODE,
+    "_load_file_url": JobKind.DECODE,
+    "_get_cached_bytes": JobKind.CACHE,
+    "_put_cached_bytes": JobKind.CACHE,
+}
+_FORMATS: Final = (
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"\x89PNG", "png"),
+    (b"GIF8", "gif"),
+    (b"RIFF", "webp"),
+    (b"BM", "bmp"),
+)
+
+
+def job_kind(function: Callable[..., Any]) -> JobKind:
+    """Tell what a job does by the name of its function."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return _JOBS.get(getattr(function, "__name__", ""), JobKind.OTHER)
+
+
+def baggage_facts(value: bytes) -> Iterable[tuple[Fact, str]]:
+    """Read our members of a W3C ``baggage`` header; the rest is left alone."""
+    if len(value) > HEADER_MAX_BYTES or BAGGAGE_PREFIX.encode() not in value:
+        return
+    for member in value.decode("latin-1").split(","):
+        key, separator, content = member.partition("=")
+        fact = _BAGGAGE_FACTS.get(key.strip())
+        if separator and fact is not None:
+            yield fact, unquote(content.partition(";")[0].strip())
+
+
+def scheme_and_host(url: str) -> tuple[str, str]:
+    """Return the only parts of a URL that are kept; the host is empty for data and file URLs."""
+    head = url[:HEADER_MAX_BYTES]
+    scheme = head.partition(":")[0].lower()
+    if scheme not in {"http", "https"}:
+        return (scheme if scheme in {"data", "file"} else "other"), ""
+    return scheme, urlsplit(head).hostname or ""
+
+
+def media_format(content: bytes) -> str | None:
+    """Name an image format by its first bytes."""
+    return next((name for magic, name in _FORMATS if content.startswith(magic)), None)
+
+
+def media_size(media: Any) -> tuple[int, int]:
+    """Return width and height in pixels, (0, 0) when it has none."""
+    size = getattr(media, "size", None)
+    if isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):  # noqa: PLR2004
+        return size[0], size[1]
+    return 0, 0

@@ -1,0 +1,1 @@
+"""Stage tracing and wait analysis for multimodal LLM serving."""

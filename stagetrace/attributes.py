@@ -1,0 +1,20 @@
+"""Names that leave the process: attributes, headers and baggage keys, in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STAGE: Final = "stagetrace.stage"
+KIND: Final = "stagetrace.kind"
+REASON: Final = "stagetrace.reason"
+HORIZON: Final = "stagetrace.horizon"
+
+BAGGAGE_PREFIX: Final = "stagetrace."
+BAGGAGE_PHASE: Final = "stagetrace.phase"
+"""Phase of an experiment, as the client names it."""
+BAGGAGE_LABEL: Final = "stagetrace.label"
+"""The client's own class of the request."""
+BAGGAGE_ARM: Final = "stagetrace.arm"
+"""Arm of an experiment."""
+BAGGAGE_INTENDED_UNIX_NS: Final = "stagetrace.intended_unix_ns"
+"""When the client meant to send the request, in nanoseconds since the epoch."""

@@ -1,0 +1,390 @@
+"""Where a request's time went: its partition into stages, for both horizons.
+
+The front-end part is a chain of jobs: whatever lies between the end of one job
+and the start of the next is the wait of the next.  The engine part is cut by
+steps: in a step is work, not in it is a wait with the reason the scheduler
+had.  Nothing is guessed: where records are missing or contradict each other,
+the time is ``unattributed``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+
+from stagetrace.records import JobKind
+from stagetrace.stages import Horizon, Kind, Reason, Stage
+from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A stretch of time in one stage; nanoseconds of the monotonic clock.
+
+    Attributes:
+        stage: Where the request was.
+        begin: Begin.
+        end: End, always after the begin.
+        reason: Why it waited in the engine, or None.
+        holder: The engine's id of the request at the head of the queue, when that is another one.
+        item: The media item, in the stages of one.
+        first_step: First engine step it covers, or None.
+        last_step: Last engine step it covers, or None.
+        recompute: Work done again after a preemption.
+    """
+
+    stage: Stage
+    begin: int
+    end: int
+    reason: Reason | None = None
+    holder: str | None = None
+    item: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    recompute: bool = False
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The stages of a request, in order of time, without gap or overlap.
+
+    Attributes:
+        ttft: From receipt to the first useful byte; empty when none was sent.
+        completion: From receipt to the last byte, or to the end of a request that broke off.
+        critical_item: The media item that was ready last, or None.
+    """
+
+    ttft: tuple[Interval, ...]
+    completion: tuple[Interval, ...]
+    critical_item: int | None = None
+
+    def of(self, horizon: Horizon) -> tuple[Interval, ...]:
+        """Return the intervals of one horizon."""
+        return self.ttft if horizon is Horizon.TTFT else self.completion
+
+    def waiting(self, horizon: Horizon) -> int:
+        """Nanoseconds spent in waits."""
+        return sum(i.duration for i in self.of(horizon) if i.stage.kind is Kind.WAIT)
+
+
+def partition(request: RequestTimeline) -> Partition:
+    """Partition a request's time into stages.
+
+    Args:
+        request: The joined records of one request; their order does not matter.
+
+    Returns:
+        Intervals of both horizons.  Each horizon is covered exactly once: the
+        first interval begins at ``request.received``, each one begins where
+        the one before it ends, and the last one ends with the horizon.
+    """
+    end = request.last_byte if request.last_byte is not None else request.ended
+    front = _FrontEnd.of(request, request.received if end is None else end)
+    completion: tuple[Interval, ...] = ()
+    if end is not None:
+        completion = _cover(request.received, end, _until_end(request, front, end))
+    ttft: tuple[Interval, ...] = ()
+    if request.first_useful is not None:
+        path = _until_first_useful(request, front, request.first_useful)
+        ttft = _cover(request.received, request.first_useful, path)
+    return Partition(ttft=ttft, completion=completion, critical_item=front.critical_item)
+
+
+def _cover(begin: int, end: int, parts: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Lay parts over ``[begin, end)``: gaps become unattributed, overlaps go to the earlier part."""
+    covered: list[Interval] = []
+    cursor = begin
+    for part in parts:
+        first, last = max(part.begin, cursor), min(part.end, end)
+        if last <= first:
+            continue
+        if first > cursor:
+            covered.append(Interval(Stage.UNATTRIBUTED, cursor, first))
+        whole = first == part.begin and last == part.end
+        covered.append(part if whole else replace(part, begin=first, end=last))
+        cursor = last
+    if cursor < end:
+        covered.append(Interval(Stage.UNATTRIBUTED, cursor, end))
+    return tuple(covered)
+
+
+def _until_end(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
+    yield from front.intervals
+    engine = _last_to_finish(request.engine_requests)
+    if engine is None:
+        yield from _without_engine(request, front, end)
+        return
+    if request.last_byte is None:
+        yield from _handoff(front, engine, end)
+        yield from _walk(engine, end)
+        return
+    yield from _handoff(front, engine, engine.held)
+    stop = _end_of_output(engine, end)
+    yield from _walk(engine, stop)
+    yield Interval(Stage.RESPOND, stop, end)
+
+
+def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
+    yield from front.intervals
+    engine = _first_to_deliver(request)
+    if engine is None:
+        yield from _without_engine(request, front, end)
+        return
+    yield from _handoff(front, engine, engine.held)
+    stop = _end_of_first_useful(engine, request.outputs_before, end)
+    yield from _walk(engine, stop)
+    yield Interval(Stage.RESPOND, stop, end)
+
+
+# --- front end -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _FrontEnd:
+    """The chain of jobs from receipt to the hand-off."""
+
+    intervals: tuple[Interval, ...]
+    handed_off: int
+    critical_item: int | None
+
+    @classmethod
+    def of(cls, request: RequestTimeline, limit: int) -> _FrontEnd:
+        """Build the chain; what has not ended by ``limit`` ends there."""
+        items = list(request.items.values())
+        jobs = _preprocessing_jobs(request)
+        begins = [item.begin for item in items] + [job.submitted for job in jobs]
+        joined = [e.joined for e in request.engine_requests if e.joined is not None]
+        begin = min(begins + joined, default=limit)
+        critical = max(items, key=lambda item: (_ready(item, limit), item.index), default=None)
+        intervals = [Interval(Stage.RECEIVE, request.received, begin)]
+        cursor = begin
+        if critical is not None:
+            intervals += _item_intervals(critical, request.jobs, begin, limit)
+            cursor = _ready(critical, limit)
+        busy = [
+            (job.started, _ended(job, limit), Stage.PREPROCESS) for job in jobs if job.started is not None
+        ]
+        handed_off = max([cursor, *(_ended(job, limit) for job in jobs)])
+        intervals += _fill(busy, cursor, handed_off, Stage.PREPROCESS_WAIT)
+        return cls(tuple(intervals), handed_off, None if critical is None else critical.index)
+
+
+def _ready(item: Item, limit: int) -> int:
+    return limit if item.ready is None else item.ready
+
+
+def _ended(job: Job, limit: int) -> int:
+    return limit if job.ended is None else job.ended
+
+
+def _preprocessing_jobs(request: RequestTimeline) -> list[Job]:
+    joined = [e.joined for e in request.engine_requests if e.joined is not None]
+    before = min(joined, default=None)
+    return [job for job in request.jobs if job.item is None and (before is None or job.submitted < before)]
+
+
+def _item_intervals(item: Item, jobs: Iterable[Job], begin: int, limit: int) -> Iterator[Interval]:
+    """Fetch and decoding of an item; everything else of it is ``media_decode.wait``."""
+    ready = _ready(item, limit)
+    busy = [
+        (fetch.begin, ready if fetch.end is None else fetch.end, Stage.RETRIEVAL) for fetch in item.fetches
+    ]
+    busy += [
+        (job.started, _ended(job, ready), Stage.MEDIA_DECODE)
+        for job in jobs
+        if job.item == item.index and job.kind is JobKind.DECODE and job.started is not None
+    ]
+    yield from _fill(busy, begin, ready, Stage.MEDIA_DECODE_WAIT, item.index)
+
+
+def _fill(
+    busy: Iterable[tuple[int, int, Stage]], begin: int, end: int, wait: Stage, item: int | None = None
+) -> Iterator[Interval]:
+    """Lay busy stretches over ``[begin, end)``; whatever lies between them is a wait."""
+    cursor = begin
+    for started, ended, stage in sorted(busy):
+        first, last = max(started, cursor), min(ended, end)
+        if last <= first:
+            continue
+        yield Interval(wait, cursor, first, item=item)
+        yield Interval(stage, first, last, item=item)
+        cursor = last
+    yield Interval(wait, cursor, end, item=item)
+
+
+# --- engine ----------------------------------------------------------------------------------------
+
+
+def _without_engine(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
+    """Cover the rest of a request that never reached an engine: it was refused, or it broke off."""
+    if not request.engine_requests:
+        answered = request.last_byte is not None
+        yield Interval(Stage.RESPOND if answered else Stage.HANDOFF, front.handed_off, end)
+
+
+def _handoff(front: _FrontEnd, engine: EngineRequest, otherwise: int | None) -> Iterator[Interval]:
+    end = otherwise if engine.held is None else engine.held
+    if end is not None:
+        yield Interval(Stage.HANDOFF, front.handed_off, end)
+
+
+def _last_to_finish(engines: Sequence[EngineRequest]) -> EngineRequest | None:
+    return max(engines, key=lambda e: e.output_finished or e.freed or 0, default=None)
+
+
+def _first_to_deliver(request: RequestTimeline) -> EngineRequest | None:
+    if request.outputs_before is None:
+        return _last_to_finish(request.engine_requests)
+    return min(request.engine_requests, key=lambda e: (e.output_first is None, e.output_first), default=None)
+
+
+def _end_of_output(engine: EngineRequest, end: int) -> int:
+    """Return the end of the last step of the request whose output was used."""
+    known = [time for time in (engine.output_finished, engine.freed, end) if time is not None]
+    place = _last_work(engine, min(known))
+    return _slot_end(engine, place, min(known))
+
+
+def _end_of_first_useful(engine: EngineRequest, outputs_before: int | None, end: int) -> int:
+    """Return the end of the step whose output made the first useful byte."""
+    if outputs_before is None:
+        return _end_of_output(engine, end)
+    place = _last_work(engine, end)
+    steps = engine.steps
+    first = None if steps is None or engine.first_token is None else steps.place(engine.first_token)
+    if first is None or place is None:
+        return _slot_end(engine, place, end)
+    state = _States(engine)
+    mine = (p for p in range(first, place + 1) if state.tokens(p))
+    return _slot_end(engine, next(islice(mine, outputs_before, None), place), end)
+
+
+def _last_work(engine: EngineRequest, cutoff: int) -> int | None:
+    """Return the place of the last step of the request that ended by a time."""
+    if engine.steps is None:
+        return None
+    state = _States(engine)
+    places = range(engine.steps.ending_after(cutoff) - 1, -1, -1)
+    first = min((number for number, _ in engine.members), default=None)
+    for place in places:
+        if first is None or engine.steps.steps[place].number < first:
+            return None
+        if state.tokens(place):
+            return place
+    return None
+
+
+def _slot_end(engine: EngineRequest, place: int | None, otherwise: int) -> int:
+    end = None if place is None or engine.steps is None else engine.steps.ends[place]
+    return otherwise if end is None else end
+
+
+class _States:
+    """What a request does in each slot: its changes, looked up by step."""
+
+    def __init__(self, engine: EngineRequest) -> None:
+        self._engine = engine
+        self._steps = engine.steps.steps if engine.steps is not None else []
+        self._members = sorted(engine.members)
+        self._refused = sorted(engine.refused, key=itemgetter(0))
+        self._preempted = min(engine.preempted, default=None)
+
+    def tokens(self, place: int) -> int:
+        """Tokens of the request in the step at a place."""
+        found = bisect_right(self._members, self._steps[place].number, key=itemgetter(0))
+        return self._members[found - 1][1] if found else 0
+
+    def _refusal(self, number: int) -> Reason | None:
+        found = bisect_right(self._refused, number, key=itemgetter(0))
+        return self._refused[found - 1][1] if found else None
+
+    def slot(self, place: int, begin: int, end: int) -> Iterator[Interval]:
+        """Return what the request did in the slot of a step, within ``[begin, end)``."""
+        step = self._steps[place]
+        tokens = self.tokens(place)
+        if not tokens:
+            yield self._wait(step, begin, end)
+            return
+        first_token = self._engine.first_token
+        again = self._preempted is not None and step.number >= self._preempted and tokens > 1
+        prompt = first_token is None or step.number <= first_token or again
+        work = Interval(
+            Stage.PREFILL if prompt else Stage.DECODE,
+            begin,
+            end,
+            first_step=step.number,
+            last_step=step.number,
+            recompute=again,
+        )
+        if step.number not in self._engine.encoded or step.encoder_begin is None or step.encoder_end is None:
+            yield work
+            return
+        opened, closed = max(step.encoder_begin, begin), min(step.encoder_end, end)
+        yield replace(work, end=opened)
+        yield replace(work, stage=Stage.ENCODE, begin=opened, end=closed)
+        yield replace(work, begin=closed)
+
+    def _wait(self, step: Step, begin: int, end: int) -> Interval:
+        before_first = self._engine.first_token is None or step.number <= self._engine.first_token
+        reason = self._refusal(step.number)
+        if reason is not None:
+            stage = Stage.ENCODE_WAIT
+        else:
+            stage = Stage.PREFILL_WAIT if before_first else Stage.DECODE_WAIT
+            reason = step.reason or Reason.UNKNOWN
+        holder = None if step.head == self._engine.identifier else step.head
+        return Interval(stage, begin, end, reason, holder, first_step=step.number, last_step=step.number)
+
+
+def _walk(engine: EngineRequest, stop: int) -> Iterator[Interval]:
+    """Cut the time from ``held`` to ``stop`` by steps; neighbours that say the same become one."""
+    pending: Interval | None = None
+    for interval in _slots(engine, stop):
+        if interval.end <= interval.begin:
+            continue
+        if pending is not None and _continues(pending, interval):
+            pending = replace(pending, end=interval.end, last_step=interval.last_step)
+            continue
+        if pending is not None:
+            yield pending
+        pending = interval
+    if pending is not None:
+        yield pending
+
+
+def _continues(before: Interval, after: Interval) -> bool:
+    return (
+        before.end == after.begin
+        and before.stage is after.stage
+        and before.stage is not Stage.ENCODE
+        and (before.reason, before.holder, before.recompute) == (after.reason, after.holder, after.recompute)
+    )
+
+
+def _slots(engine: EngineRequest, stop: int) -> Iterator[Interval]:
+    steps, held = engine.steps, engine.held
+    if steps is None or held is None:
+        return
+    states = _States(engine)
+    tried = steps.scheduled_from(held if engine.added is None else engine.added)
+    for place in range(steps.ending_after(held), len(steps.steps)):
+        begin, end = max(steps.begins[place], held), steps.ends[place]
+        if begin >= stop:
+            return
+        if end is None:
+            continue
+        if place < tried:
+            number = steps.steps[place].number
+            yield Interval(
+                Stage.PREFILL_WAIT, begin, end, Reason.STEP, None, first_step=number, last_step=number
+            )
+        else:
+            yield from states.slot(place, begin, min(end, stop))

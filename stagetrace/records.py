@@ -1,0 +1,123 @@
+"""What a record is: 32 bytes, written once, never moved.
+
+A record is ``(time_ns, key, a, b, c, d, kind, magic)``.  ``magic`` is the last
+field in memory, so a record that was cut off while being written is seen as
+such.  ``key`` says whom the record is about, ``a`` to ``d`` depend on the kind;
+the comment behind each kind gives their meaning.  Strings are defined once, in
+``DEFINE`` records of 20 bytes each, and referred to by number.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+RECORD: Final = struct.Struct("<qIIIIIHH")
+DEFINE: Final = struct.Struct("<IHH20sHH")
+RECORD_BYTES: Final = RECORD.size
+MAGIC: Final = 0x5354
+NONE: Final = 0xFFFFFFFF
+"""An unsigned field that holds nothing."""
+
+TEXT_PART_BYTES: Final = 20
+TEXT_MAX_BYTES: Final = 512
+"""Longer strings are cut: names and ids are short, and headers are hostile input."""
+
+
+class RecordKind(IntEnum):
+    """Kinds of records; the tens tell the process role that writes them."""
+
+    DEFINE = 1  # a string: number, part, length of the part, bytes
+    PROCESS_FACT = 2  # a fact, b text
+    HOOK_OFF = 3  # b text: a hook point that is not as known
+
+    # The API server's; the key is the request's number in its process
+    RECEIVED = 20  # a text: path
+    BODY_COMPLETE = 21  # a, b: bytes (low, high)
+    RESPONSE_STARTED = 22  # a: status, b: 1 when it streams
+    FIRST_USEFUL = 23  # a: outputs sent before it without content, NONE when all output comes at once
+    LAST_BYTE = 24
+    DISCONNECTED = 25
+    ENDED = 26  # a: 1 when cancelled, 2 when the application raised
+    FACT_NUMBER = 27  # a: fact, b, c: value (low, high)
+    FACT_TEXT = 28  # a: fact, b: text
+    ITEM_BEGIN = 29  # a: item, b: text: scheme, c: text: host
+    ITEM_END = 30  # a: item, b: 1 when failed
+    FETCH_BEGIN = 31  # a: item
+    FETCH_END = 32  # a: item, b: attempts, c: 1 when failed
+    JOB_SUBMITTED = 33  # a: job, b: JobKind, c: item
+    JOB_STARTED = 34  # a: job
+    JOB_ENDED = 35  # a: job, b: 1 when failed
+    MEDIA_DECODED = 36  # a: item, b: bytes, c: width << 16 | height, d: text: format
+    PROCESSOR_CACHE = 37  # a: item, b: 1 when hit
+    ENGINE_REQUEST = 38  # a: text: the engine's id of the request
+    OUTPUT_FIRST = 39  # a: text: the engine's id
+    OUTPUT_FINISHED = 40  # a: text: the engine's id, b: text: finish reason
+    ABORTED = 41  # a: text: the engine's id
+
+    # The engine's; the key is the text number of the request's id, or the step where it says so
+    HELD = 60  # a: prompt tokens, b: maximum output tokens, c: media items
+    ENGINE_ITEM = 61  # a: item, b: text: identifier, c: embeddings, d: position of its last prompt token
+    ADDED = 62
+    STEP = 63  # key: step, a: tokens, b: requests | reason << 16, c: running | decodes << 16, d: waiting
+    HEAD = 64  # key: step, a: request at the head of the queue; by change
+    MEMBER = 65  # a: step, b: tokens (0: not in it), c: tokens computed before; by change
+    STEP_ITEM = 66  # key: step, a: request, b: item that is encoded in it
+    REFUSED = 67  # a: step, b: reason (0: no longer); by change
+    PREEMPTED = 68  # a: step
+    STEP_DONE = 69  # key: step
+    FIRST_TOKEN = 70  # a: step
+    FREED = 71  # a: text: status, b: output tokens
+
+    # The worker's; the key is the step
+    STEP_BEGIN = 90  # a: number of the engine's process
+    ENCODE_BEGIN = 91  # a: number of the engine's process
+    ENCODE_END = 92  # a: number of the engine's process
+
+    @property
+    def role(self) -> str:
+        """The process role that writes this kind of record."""
+        if self < RecordKind.RECEIVED:
+            return "process"
+        if self < RecordKind.HELD:
+            return "api"
+        return "engine" if self < RecordKind.STEP_BEGIN else "worker"
+
+
+class JobKind(IntEnum):
+    """What a job in one of the API server's thread pools does."""
+
+    OTHER = 0
+    TEMPLATE = 1
+    TOKENIZE = 2
+    PROCESS = 3
+    DECODE = 4
+    CACHE = 5
+
+
+class Fact(IntEnum):
+    """Facts of a request or a process that have no record kind of their own."""
+
+    TRACEPARENT = 1
+    EXTERNAL_ID = 2
+    PHASE = 3
+    LABEL = 4
+    ARM = 5
+    INTENDED_UNIX_NS = 6
+    MAX_TOKENS = 7
+    ERROR = 8
+    MODEL = 9
+    ENGINE_VERSION = 10
+
+
+class ReasonCode(IntEnum):
+    """Codes of :class:`stagetrace.stages.Reason` in records; 0 is none."""
+
+    NONE = 0
+    STEP = 1
+    SEATS = 2
+    TOKENS = 3
+    ENCODER_BUDGET = 4
+    ENCODER_CACHE = 5
+    UNKNOWN = 6

@@ -1,0 +1,238 @@
+"""Segment files: pre-allocated, memory-mapped, readable at any time.
+
+A segment is one page of header and then records.  The file is allocated whole
+before it is mapped, so that a full disk is an error at opening and not a
+``SIGBUS`` in the host.  The page cache belongs to the kernel: whatever a
+process wrote before ``kill -9`` is there.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from stagetrace._version import __version__
+from stagetrace.clock import ClockPair, clock_domain, read_pair
+from stagetrace.errors import DataError
+from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind
+
+FORMAT: Final = b"STGTRC01"
+SUFFIX: Final = ".stagetrace"
+HEADER_BYTES: Final = 4096
+SEGMENT_BYTES: Final = 4 * 1024 * 1024
+"""131,000 records: about ten minutes of a busy engine."""
+
+_FIXED: Final = struct.Struct("<8sIIIII")
+_COUNTERS: Final = struct.Struct("<II")
+_COUNTERS_OFFSET: Final = 16
+
+Record = tuple[int, int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """Who wrote a segment, and when.
+
+    Attributes:
+        process: Random name of the writing process, the same in all its segments.
+        number: 32-bit number of the process, by which other processes' records refer to it.
+        sequence: 0 for the first segment of the process.
+        pid: Process id.
+        role: ``api``, ``engine``, ``worker`` or ``process``, from the first record.
+        host: Host name.
+        clock: Name of the monotonic clock (:func:`stagetrace.clock.clock_domain`).
+        pair: Both clocks when the segment was opened.
+        version: Version of stagetrace that wrote it.
+        dropped: Records lost so far in this process.
+        faults: Internal faults so far in this process.
+    """
+
+    process: str
+    number: int
+    sequence: int
+    pid: int
+    role: str
+    host: str
+    clock: str
+    pair: ClockPair
+    version: str
+    dropped: int = 0
+    faults: int = 0
+
+
+class Segment:
+    """A segment that is being written.
+
+    ``offsets`` yields the place of the next record and ends when the segment
+    is full; taking the next one is a single step of the interpreter, so
+    threads share a segment without a lock.
+    """
+
+    __slots__ = ("interned", "memory", "offsets", "path")
+
+    def __init__(self, path: Path, memory: mmap.mmap | bytearray, size: int) -> None:
+        self.path = path
+        self.memory = memory
+        self.offsets = iter(range(HEADER_BYTES, size - RECORD_BYTES + 1, RECORD_BYTES))
+        self.interned: dict[str, int] = {}
+
+    @classmethod
+    def closed(cls) -> Self:
+        """Return a segment with no room, from which a writer starts."""
+        return cls(Path(), bytearray(), 0)
+
+    @classmethod
+    def create(cls, folder: Path, header: SegmentHeader, size: int = SEGMENT_BYTES) -> Self:
+        """Allocate and map a new segment file in ``folder``.
+
+        Raises:
+            OSError: The folder or the file cannot be made, or there is no room.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"{header.role}-{header.pid}-{header.process}-{header.sequence:06d}{SUFFIX}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        _write_header(memory, header)
+        return cls(path, memory, size)
+
+    def count(self, dropped: int, faults: int) -> None:
+        """Store the process's counters of lost records and internal faults."""
+        if self.memory:
+            _COUNTERS.pack_into(self.memory, _COUNTERS_OFFSET, dropped, faults)
+
+
+def new_header(process: str, number: int, sequence: int, role: str) -> SegmentHeader:
+    """Describe the calling process, now."""
+    return SegmentHeader(
+        process=process,
+        number=number,
+        sequence=sequence,
+        pid=os.getpid(),
+        role=role,
+        host=socket.gethostname(),
+        clock=clock_domain(),
+        pair=read_pair(),
+        version=__version__,
+    )
+
+
+def new_process_name() -> tuple[str, int]:
+    """Return a random name and a random 32-bit number for a process."""
+    return secrets.token_hex(6), secrets.randbelow(0xFFFFFFFE) + 1
+
+
+def _write_header(memory: mmap.mmap, header: SegmentHeader) -> None:
+    described = json.dumps(
+        {
+            "process": header.process,
+            "number": header.number,
+            "sequence": header.sequence,
+            "pid": header.pid,
+            "role": header.role,
+            "host": header.host[:255],
+            "clock": header.clock,
+            "unix_ns": header.pair.unix_ns,
+            "monotonic_ns": header.pair.monotonic_ns,
+            "version": header.version,
+        }
+    ).encode()
+    memory[_FIXED.size : _FIXED.size + len(described)] = described
+    _FIXED.pack_into(
+        memory, 0, FORMAT, HEADER_BYTES, RECORD_BYTES, header.dropped, header.faults, len(described)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentData:
+    """A segment as read.
+
+    Attributes:
+        header: Who wrote it.
+        body: The records, whole and in the order of writing.
+        torn: Slots before the last record that hold no whole record.
+    """
+
+    header: SegmentHeader
+    body: bytes = field(repr=False)
+    torn: int
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over the records as tuples, see :mod:`stagetrace.records`."""
+        return RECORD.iter_unpack(self.body)
+
+    def texts(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Iterate over the parts of defined strings: number, part, length, bytes."""
+        for record in DEFINE.iter_unpack(self.body):
+            if record[4] == RecordKind.DEFINE:
+                yield record[:4]
+
+
+def read_segment(path: Path) -> SegmentData:
+    """Read a segment up to its last whole record; it may still be written to.
+
+    Raises:
+        DataError: The file is no segment, or of another format.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    header = _read_header(path, content)
+    body = content[HEADER_BYTES:].rstrip(b"\0")
+    body += b"\0" * (-len(body) % RECORD_BYTES)
+    kept, torn = _whole_records(body)
+    return SegmentData(header=header, body=kept, torn=torn)
+
+
+def _whole_records(body: bytes) -> tuple[bytes, int]:
+    magics = memoryview(body).cast("H")[15::16].tolist() if body else []
+    torn = len(magics) - magics.count(MAGIC)
+    if not torn:
+        return body, 0
+    whole = (
+        body[index * RECORD_BYTES : (index + 1) * RECORD_BYTES]
+        for index, magic in enumerate(magics)
+        if magic == MAGIC
+    )
+    return b"".join(whole), torn
+
+
+def _read_header(path: Path, content: bytes) -> SegmentHeader:
+    if len(content) < HEADER_BYTES or content[:6] != FORMAT[:6]:
+        raise DataError(f"{path}: no segment of stagetrace")
+    magic, header_bytes, record_bytes, dropped, faults, length = _FIXED.unpack_from(content)
+    if (magic, header_bytes, record_bytes) != (FORMAT, HEADER_BYTES, RECORD_BYTES):
+        raise DataError(f"{path}: segment of another format", hint="read it with the version that wrote it")
+    try:
+        facts: dict[str, Any] = json.loads(content[_FIXED.size : _FIXED.size + length])
+        pair = ClockPair(unix_ns=int(facts["unix_ns"]), monotonic_ns=int(facts["monotonic_ns"]))
+        return SegmentHeader(
+            process=str(facts["process"]),
+            number=int(facts["number"]),
+            sequence=int(facts["sequence"]),
+            pid=int(facts["pid"]),
+            role=str(facts["role"]),
+            host=str(facts["host"]),
+            clock=str(facts["clock"]),
+            pair=pair,
+            version=str(facts["version"]),
+            dropped=dropped,
+            faults=faults,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: broken segment header") from error

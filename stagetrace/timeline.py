@@ -1,0 +1,229 @@
+"""A request's records, joined over its processes: what ``partition`` reads.
+
+All times are nanoseconds of the host's monotonic clock; None is unknown.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import attrgetter
+
+from stagetrace.records import JobKind
+from stagetrace.stages import Outcome, Reason
+
+
+@dataclass(slots=True)
+class Job:
+    """A job in a thread pool of the API server.
+
+    Attributes:
+        kind: What it does.
+        item: The media item it works for, or None.
+        submitted: When it was given to the pool.
+        started: When a thread took it up.
+        ended: When it was done, or had failed.
+    """
+
+    kind: JobKind
+    item: int | None
+    submitted: int
+    started: int | None = None
+    ended: int | None = None
+
+
+@dataclass(slots=True)
+class Fetch:
+    """A network fetch of a media item, with its retries."""
+
+    begin: int
+    end: int | None = None
+    attempts: int | None = None
+
+
+@dataclass(slots=True)
+class Item:
+    """A media item of a request.
+
+    Attributes:
+        index: Its place in the request, from 0.
+        begin: When its loading began.
+        ready: When it was loaded, or had failed.
+        fetches: Its network fetches.
+        facts: What is known of it, by column name of the dataset's ``media`` table.
+    """
+
+    index: int
+    begin: int
+    ready: int | None = None
+    fetches: list[Fetch] = field(default_factory=list)
+    facts: dict[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of an engine.
+
+    Attributes:
+        number: Steps of an engine process are numbered from 1 without gaps.
+        scheduled: When the scheduler began to compose it.
+        done: When its output reached the scheduler, or None.
+        begin: When the worker took it up, or None.
+        encoder_begin: Begin of the encoder's part, or None without one.
+        encoder_end: End of the encoder's part.
+        tokens: Tokens scheduled; 0 in a step that only polls.
+        requests: Requests that have tokens in it.
+        running: Requests that held a seat.
+        waiting: Requests in the queue after scheduling.
+        reason: Why those stayed out, or None.
+        head: The engine's id of the request at the head of the queue, or None.
+        encoder_items: Number of media items encoded in it.
+        decodes: Requests with exactly one token in it.
+    """
+
+    number: int
+    scheduled: int
+    tokens: int = 0
+    requests: int = 0
+    running: int = 0
+    waiting: int = 0
+    reason: Reason | None = None
+    head: str | None = None
+    begin: int | None = None
+    done: int | None = None
+    encoder_begin: int | None = None
+    encoder_end: int | None = None
+    encoder_items: int = 0
+    decodes: int = 0
+
+
+class Steps:
+    """The steps of one engine process, in order, with the slots that cut time.
+
+    A step's slot reaches from the end of the step before it to its own end, so
+    that the gap between two steps takes the assignment of the later one.  A
+    step without tokens (a poll) ends where the next step is scheduled.  Where
+    the step before is not recorded, a slot begins when its step was scheduled.
+
+    Args:
+        engine: Name of the engine's process.
+        steps: Its steps, in any order.
+
+    Attributes:
+        begins: Begin of each slot.
+        ends: End of each slot, or None when it is not known.
+    """
+
+    def __init__(self, engine: str, steps: Iterable[Step]) -> None:
+        self.engine = engine
+        self.steps = sorted(steps, key=attrgetter("number"))
+        self._places = {step.number: place for place, step in enumerate(self.steps)}
+        self._scheduled = [step.scheduled for step in self.steps]
+        self.ends = [self._end(place) for place in range(len(self.steps))]
+        self.begins = [self._begin(place) for place in range(len(self.steps))]
+        self._known_ends = list(accumulate((end or 0 for end in self.ends), max))
+
+    def _end(self, place: int) -> int | None:
+        step = self.steps[place]
+        if step.tokens:
+            return step.done
+        following = self._places.get(step.number + 1)
+        return None if following is None else self.steps[following].scheduled
+
+    def _begin(self, place: int) -> int:
+        step = self.steps[place]
+        if step.number == 1:
+            return 0
+        before = self._places.get(step.number - 1)
+        end = None if before is None else self.ends[before]
+        return step.scheduled if end is None else end
+
+    def place(self, number: int) -> int | None:
+        """Return the place of a step by its number, or None when it is not recorded."""
+        return self._places.get(number)
+
+    def scheduled_from(self, time: int) -> int:
+        """Return the place of the first step scheduled at or after a time."""
+        return bisect_left(self._scheduled, time)
+
+    def ending_after(self, time: int) -> int:
+        """Return the place of the first slot that ends after a time."""
+        return bisect_right(self._known_ends, time)
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """A request as one engine saw it.
+
+    Attributes:
+        identifier: The engine's id of it.
+        joined: When the API server gave it to the engine.
+        steps: The engine's steps.
+        held: When the engine's input thread held it.
+        added: When the scheduler held it.
+        members: (step, tokens) whenever the number of its tokens in a step changed; 0 is out.
+        refused: (step, reason or None) whenever the encoder's refusal changed.
+        encoded: The media items encoded in a step, by step.
+        preempted: Steps in which it lost its seat.
+        first_token: The step that made its first token.
+        output_first: When the API server saw its first output.
+        output_finished: When the API server saw its last output.
+        freed: When the scheduler let go of it.
+        finish_reason: As the API server or the scheduler named it.
+        aborted: The API server gave it up.
+        facts: What is known of it, by column name of the dataset's ``requests`` table.
+    """
+
+    identifier: str
+    joined: int | None = None
+    steps: Steps | None = None
+    held: int | None = None
+    added: int | None = None
+    members: list[tuple[int, int]] = field(default_factory=list)
+    refused: list[tuple[int, Reason | None]] = field(default_factory=list)
+    encoded: dict[int, list[int]] = field(default_factory=dict)
+    preempted: list[int] = field(default_factory=list)
+    first_token: int | None = None
+    output_first: int | None = None
+    output_finished: int | None = None
+    freed: int | None = None
+    finish_reason: str | None = None
+    aborted: bool = False
+    facts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RequestTimeline:
+    """All that is recorded of one request.
+
+    Attributes:
+        request_id: Unique name: the API process and the request's number in it.
+        instance: Name of the API process.
+        received: When the application was called.
+        body_complete: When the last byte of the body was there.
+        first_useful: When the first useful byte had been handed to the transport.
+        outputs_before: Outputs sent before it that held nothing useful; None when all comes at once.
+        last_byte: When the last byte had been handed to the transport.
+        ended: When the application returned.
+        outcome: How it ended; None while it is open.
+        jobs: Its jobs, in any order.
+        items: Its media items, by index.
+        engine_requests: The engine's requests made for it; more than one for ``n > 1``.
+        facts: What is known of it, by column name of the dataset's ``requests`` table.
+    """
+
+    request_id: str
+    instance: str
+    received: int
+    body_complete: int | None = None
+    first_useful: int | None = None
+    outputs_before: int | None = None
+    last_byte: int | None = None
+    ended: int | None = None
+    outcome: Outcome | None = None
+    jobs: list[Job] = field(default_factory=list)
+    items: dict[int, Item] = field(default_factory=dict)
+    engine_requests: list[EngineRequest] = field(default_factory=list)
+    facts: dict[str, int | str | bool] = field(default_factory=dict)
