@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
 from stagetrace.records import JobKind
 from stagetrace.stages import Horizon, Kind, Reason, Stage
 from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A stretch of time in one stage; nanoseconds of the monotonic clock.
 
     Attributes:
@@ -109,7 +109,7 @@ def _cover(begin: int, end: int, parts: Iterable[Interval]) -> tuple[Interval, .
         if first > cursor:
             covered.append(Interval(Stage.UNATTRIBUTED, cursor, first))
         whole = first == part.begin and last == part.end
-        covered.append(part if whole else replace(part, begin=first, end=last))
+        covered.append(part if whole else part._replace(begin=first, end=last))
         cursor = last
     if cursor < end:
         covered.append(Interval(Stage.UNATTRIBUTED, cursor, end))
@@ -328,9 +328,9 @@ class _States:
             yield work
             return
         opened, closed = max(step.encoder_begin, begin), min(step.encoder_end, end)
-        yield replace(work, end=opened)
-        yield replace(work, stage=Stage.ENCODE, begin=opened, end=closed)
-        yield replace(work, begin=closed)
+        yield work._replace(end=opened)
+        yield work._replace(stage=Stage.ENCODE, begin=opened, end=closed)
+        yield work._replace(begin=closed)
 
     def _wait(self, step: Step, begin: int, end: int) -> Interval:
         before_first = self._engine.first_token is None or step.number <= self._engine.first_token
@@ -346,18 +346,23 @@ class _States:
 
 def _walk(engine: EngineRequest, stop: int) -> Iterator[Interval]:
     """Cut the time from ``held`` to ``stop`` by steps; neighbours that say the same become one."""
-    pending: Interval | None = None
+    first: Interval | None = None
+    last: Interval | None = None
     for interval in _slots(engine, stop):
         if interval.end <= interval.begin:
             continue
-        if pending is not None and _continues(pending, interval):
-            pending = replace(pending, end=interval.end, last_step=interval.last_step)
-            continue
-        if pending is not None:
-            yield pending
-        pending = interval
-    if pending is not None:
-        yield pending
+        if first is not None and last is not None:
+            if _continues(last, interval):
+                last = interval
+                continue
+            yield _joined(first, last)
+        first = last = interval
+    if first is not None and last is not None:
+        yield _joined(first, last)
+
+
+def _joined(first: Interval, last: Interval) -> Interval:
+    return first if first is last else first._replace(end=last.end, last_step=last.last_step)
 
 
 def _continues(before: Interval, after: Interval) -> bool:

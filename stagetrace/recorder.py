@@ -93,7 +93,7 @@ class Recorder:
             except (struct.error, TypeError):
                 self.fault()
         else:
-            self._record_in_next(monotonic_ns(), kind, key, a, b, c, d)
+            self._record_in_next(segment, monotonic_ns(), kind, key, a, b, c, d)
 
     def record_at(
         self, time_ns: int, kind: int, key: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0
@@ -107,7 +107,7 @@ class Recorder:
             except (struct.error, TypeError):
                 self.fault()
         else:
-            self._record_in_next(time_ns, kind, key, a, b, c, d)
+            self._record_in_next(segment, time_ns, kind, key, a, b, c, d)
 
     def define(self, text: str) -> int:
         """Define a string and return its number; for strings that occur once."""
@@ -118,8 +118,7 @@ class Recorder:
             segment = self._segment
             offset = next(segment.offsets, 0)
             if not offset:
-                segment = self._next_segment(_DEFINE_KIND)
-                offset = next(segment.offsets, 0)
+                segment, offset = self._slot_behind(segment, _DEFINE_KIND)
             if not offset:
                 self._drop()
                 return NONE
@@ -156,9 +155,8 @@ class Recorder:
         if self.faults >= FAULT_LIMIT:
             self._segment = Segment.closed()
 
-    def _record_in_next(self, time_ns: int, kind: int, *fields: int) -> None:
-        segment = self._next_segment(kind)
-        offset = next(segment.offsets, 0)
+    def _record_in_next(self, full: Segment, time_ns: int, kind: int, *fields: int) -> None:
+        segment, offset = self._slot_behind(full, kind)
         if not offset:
             self._drop()
             return
@@ -167,13 +165,21 @@ class Recorder:
         except (struct.error, TypeError):
             self.fault()
 
+    def _slot_behind(self, full: Segment, kind: int) -> tuple[Segment, int]:
+        """Take a slot in the segments behind a full one; 0 when none can be opened."""
+        while True:
+            segment = self._next_segment(full, kind)
+            offset = next(segment.offsets, 0)
+            if offset or segment is full:
+                return segment, offset
+            full = segment
+
     def _drop(self) -> None:
         self.dropped += 1
         self._segment.count(self.dropped, self.faults)
 
-    def _next_segment(self, kind: int) -> Segment:
+    def _next_segment(self, full: Segment, kind: int) -> Segment:
         """Open the next segment, unless another thread just did or opening failed just now."""
-        full = self._segment
         with self._lock:
             now = monotonic_ns()
             if self._segment is not full or now < self._retry_at or self.faults >= FAULT_LIMIT:

@@ -71,14 +71,21 @@ class Stage(StrEnum):
     @property
     def kind(self) -> Kind:
         """Work, wait, transfer, or unattributed."""
-        if self is Stage.UNATTRIBUTED:
-            return Kind.UNATTRIBUTED
-        if self.value.endswith(".wait"):
-            return Kind.WAIT
-        return Kind.TRANSFER if self in _TRANSFERS else Kind.WORK
+        return _KINDS[self]
 
 
 _TRANSFERS = frozenset({Stage.RETRIEVAL, Stage.HANDOFF, Stage.EMBEDDING_TRANSFER, Stage.KV_TRANSFER})
+
+
+def _kind(stage: Stage) -> Kind:
+    if stage is Stage.UNATTRIBUTED:
+        return Kind.UNATTRIBUTED
+    if stage.value.endswith(".wait"):
+        return Kind.WAIT
+    return Kind.TRANSFER if stage in _TRANSFERS else Kind.WORK
+
+
+_KINDS = {stage: _kind(stage) for stage in Stage}
 
 
 class Reason(StrEnum):

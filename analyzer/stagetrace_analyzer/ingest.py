@@ -1,0 +1,257 @@
+"""Spool -> dataset: every request partitioned, every table typed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stagetrace.partition import Interval, Partition, partition
+from stagetrace.spool import Process, SpoolData, is_spool, read_spool
+from stagetrace.stages import Outcome
+from stagetrace.timeline import Item, RequestTimeline, Steps
+from stagetrace_analyzer.dataset import INGEST, MEDIA, REQUESTS, STAGES, STEPS, write_tables
+
+__all__ = ["HASH_KEY_VARIABLE", "ingest_spool", "is_spool"]
+
+HASH_KEY_VARIABLE: Final = "STAGETRACE_HASH_KEY"
+"""Key of the media hashes in datasets; without it each dataset has a key of its own."""
+
+_BATCH_REQUESTS: Final = 4096
+_HASH_HEX: Final = 32
+_TRACEPARENT_PARTS: Final = 4
+
+Row = dict[str, Any]
+
+
+def ingest_spool(spool: Path, dataset: Path, *, force: bool = False) -> None:
+    """Write the dataset of a spool.
+
+    Args:
+        spool: Folder a server recorded into; it may still do so.
+        dataset: Folder of the dataset.
+        force: Overwrite an existing dataset.
+
+    Raises:
+        DataError: The spool holds no segment.
+        UsageError: The dataset exists and ``force`` is not set.
+    """
+    data = read_spool(spool)
+    rows = _Rows(data)
+    write_tables(
+        dataset,
+        {
+            "requests": _table(REQUESTS, rows.requests),
+            "media": _table(MEDIA, rows.media),
+            "stages": _table(STAGES, rows.stages),
+            "steps": _table(STEPS, (row for steps in data.engines for row in _step_rows(steps, data))),
+            "ingest": _table(INGEST, _ingest_rows(data)),
+        },
+        force=force,
+    )
+
+
+def _table(schema: pa.Schema, rows: Iterable[Row]) -> Iterable[pa.RecordBatch]:
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _BATCH_REQUESTS)):
+        yield pa.RecordBatch.from_pylist(batch, schema=schema)
+
+
+class _Rows:
+    """The rows of the tables that come from requests."""
+
+    def __init__(self, data: SpoolData) -> None:
+        self._hash = _KeyedHash()
+        self.requests: list[Row] = []
+        self.media: list[Row] = []
+        self.stages: list[Row] = []
+        for request in data.requests:
+            parts = partition(request)
+            self.requests.append(_request_row(request, parts, data.processes[request.instance]))
+            self.media.extend(_media_rows(request, parts, self._hash))
+            self.stages.extend(_stage_rows(request, parts))
+
+
+class _KeyedHash:
+    """Hashes of media items under a key: those of known images could be guessed otherwise."""
+
+    def __init__(self) -> None:
+        given = os.environ.get(HASH_KEY_VARIABLE)
+        self._key = given.encode() if given else secrets.token_bytes(32)
+
+    def __call__(self, identifier: str) -> str:
+        return hmac.new(self._key, identifier.encode(), hashlib.sha256).hexdigest()[:_HASH_HEX]
+
+
+def _request_row(request: RequestTimeline, parts: Partition, process: Process) -> Row:
+    facts = request.facts
+    items = list(request.items.values())
+    trace_id, parent_span_id = _trace_context(facts.get("traceparent"))
+    return {name: facts.get(name) for name in _FACT_COLUMNS} | {
+        "request_id": request.request_id,
+        "trace_id": trace_id,
+        "parent_span_id": parent_span_id,
+        "instance": request.instance,
+        "received_unix_ns": process.header.pair.unix(request.received),
+        "upload_ns": _since(request, request.body_complete),
+        "ttft_ns": _since(request, request.first_useful),
+        "completion_ns": _since(request, request.last_byte),
+        "ended_ns": _since(request, request.ended),
+        "outcome": request.outcome,
+        "ended_stage": None if request.outcome is Outcome.OK else _last_stage(parts),
+        "media_items": facts.get("media_items", len(items) or None),
+        "media_bytes": _sum_of(items, "bytes"),
+        "pixels": _pixels(items),
+        "joined": _joined(request),
+    }
+
+
+_FACT_COLUMNS: Final = (
+    "external_id",
+    "model",
+    "phase",
+    "label",
+    "arm",
+    "intended_unix_ns",
+    "error_code",
+    "status",
+    "finish_reason",
+    "stream",
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "max_tokens",
+)
+
+
+def _since(request: RequestTimeline, time: int | None) -> int | None:
+    return None if time is None else time - request.received
+
+
+def _last_stage(parts: Partition) -> str | None:
+    return parts.completion[-1].stage if parts.completion else None
+
+
+def _sum_of(items: Iterable[Item], fact: str) -> int | None:
+    values = [item.facts.get(fact) for item in items]
+    known = [value for value in values if isinstance(value, int)]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _pixels(items: Iterable[Item]) -> int | None:
+    sides = [(item.facts.get("width"), item.facts.get("height")) for item in items]
+    known = [w * h for w, h in sides if isinstance(w, int) and isinstance(h, int)]
+    return sum(known) if known and len(known) == len(sides) else None
+
+
+def _trace_context(traceparent: object) -> tuple[str | None, str | None]:
+    parts = traceparent.split("-") if isinstance(traceparent, str) else []
+    if len(parts) < _TRACEPARENT_PARTS or (len(parts[1]), len(parts[2])) != (32, 16):
+        return None, None
+    return parts[1], parts[2]
+
+
+def _joined(request: RequestTimeline) -> str:
+    engines = [engine for engine in request.engine_requests if engine.held is not None]
+    if not engines:
+        return "api"
+    for engine in engines:
+        for number, _ in engine.members:
+            place = None if engine.steps is None else engine.steps.place(number)
+            if engine.steps is not None and place is not None and engine.steps.steps[place].begin is not None:
+                return "api+engine+worker"
+    return "api+engine"
+
+
+def _media_rows(request: RequestTimeline, parts: Partition, keyed: _KeyedHash) -> Iterator[Row]:
+    critical = None if parts.critical_item is None else request.items[parts.critical_item].ready
+    for item in request.items.values():
+        hashed = item.facts.get("hash")
+        slack = None if critical is None or item.ready is None else critical - item.ready
+        yield item.facts | {
+            "request_id": request.request_id,
+            "item": item.index,
+            "hash": keyed(hashed) if isinstance(hashed, str) else None,
+            "begin_ns": _since(request, item.begin),
+            "ready_ns": _since(request, item.ready),
+            "slack_ns": slack,
+        }
+
+
+def _stage_rows(request: RequestTimeline, parts: Partition) -> Iterator[Row]:
+    shared = len(
+        list(takewhile(lambda pair: pair[0] == pair[1], zip(parts.ttft, parts.completion, strict=False)))
+    )
+    occurrences: dict[str, int] = {}
+    yield from _intervals(request, parts.ttft[:shared], "both", occurrences)
+    yield from _intervals(request, parts.ttft[shared:], "ttft", dict(occurrences))
+    yield from _intervals(request, parts.completion[shared:], "completion", dict(occurrences))
+
+
+def _intervals(
+    request: RequestTimeline, intervals: Iterable[Interval], horizon: str, occurrences: dict[str, int]
+) -> Iterator[Row]:
+    for interval in intervals:
+        stage = interval.stage
+        occurrence = occurrences[stage] = occurrences.get(stage, 0) + 1
+        yield {
+            "request_id": request.request_id,
+            "horizon": horizon,
+            "stage": stage,
+            "kind": stage.kind,
+            "reason": interval.reason,
+            "holder": interval.holder,
+            "occurrence": occurrence,
+            "begin_ns": interval.begin - request.received,
+            "duration_ns": interval.duration,
+            "item": interval.item,
+            "first_step": interval.first_step,
+            "last_step": interval.last_step,
+            "recompute": interval.recompute,
+            "role": "api" if interval.first_step is None else "engine",
+        }
+
+
+def _step_rows(steps: Steps, data: SpoolData) -> Iterator[Row]:
+    unix = data.pair(steps.engine).unix
+    previous_end = 0
+    for place, step in enumerate(steps.steps):
+        end = steps.ends[place]
+        begin = step.begin if step.begin is None else max(step.begin, previous_end)
+        previous_end = previous_end if end is None else end
+        yield {
+            "engine": steps.engine,
+            "step": step.number,
+            "scheduled_unix_ns": unix(step.scheduled),
+            "begin_unix_ns": None if begin is None else unix(begin),
+            "end_unix_ns": None if end is None else unix(end),
+            "encoder_begin_unix_ns": None if step.encoder_begin is None else unix(step.encoder_begin),
+            "encoder_end_unix_ns": None if step.encoder_end is None else unix(step.encoder_end),
+            "requests": step.requests,
+            "tokens": step.tokens,
+            "decodes": step.decodes,
+            "encoder_items": step.encoder_items,
+            "running": step.running,
+            "waiting": step.waiting,
+            "reason": step.reason,
+            "holder": step.head,
+        }
+
+
+def _ingest_rows(data: SpoolData) -> Iterator[Row]:
+    yield {"name": "records", "reason": "", "count": data.records}
+    yield {"name": "requests", "reason": "", "count": len(data.requests)}
+    yield {"name": "dropped", "reason": "", "count": data.dropped}
+    yield {"name": "faults", "reason": "", "count": data.faults}
+    for reason, number in sorted(data.set_aside.items()):
+        yield {"name": "set_aside", "reason": reason, "count": number}
+    hooks = sorted({hook for process in data.processes.values() for hook in process.hooks_off})
+    for hook in hooks:
+        yield {"name": "hook_off", "reason": hook, "count": 1}

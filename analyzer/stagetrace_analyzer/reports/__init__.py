@@ -1,0 +1,1 @@
+"""Reports: an analysis as text or JSON; nothing here computes."""

@@ -1,0 +1,70 @@
+"""Cost of one record beside one SDK span, in the same run.
+
+python tests/benchmarks/recording.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from stagetrace import Recorder
+from stagetrace.records import RecordKind
+
+ROUNDS = 15
+CALLS = 20_000
+
+
+class _Discard(SpanExporter):
+    """Takes spans and does nothing, so that only the SDK itself is measured."""
+
+    def export(self, spans: object) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+def _ns_per_call(call: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter_ns() - begin) / calls
+
+
+def main() -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(
+        BatchSpanProcessor(_Discard(), max_queue_size=4096, max_export_batch_size=512)
+    )
+    tracer = provider.get_tracer("bench")
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(Path(folder))
+        step = int(RecordKind.STEP)
+
+        def record() -> None:
+            recorder.record(step, 1, 2, 3, 4, 5)
+
+        def span() -> None:
+            tracer.start_span("stage", attributes={"stagetrace.stage": "prefill"}).end()
+
+        def nothing() -> None:
+            return None
+
+        # Interleaved, so that the machine's moods meet all three alike.
+        rounds = [
+            (_ns_per_call(nothing, CALLS), _ns_per_call(record, CALLS), _ns_per_call(span, CALLS // 20))
+            for _ in range(ROUNDS)
+        ]
+    empty, ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
+    provider.shutdown()
+    print(f"record            {ours - empty:9.0f} ns   (budget: 500 ns)")
+    print(f"SDK span          {theirs - empty:9.0f} ns   (BatchSpanProcessor, exporter that discards)")
+    print(f"span / record     {(theirs - empty) / (ours - empty):9.1f} x    (budget: 20 x)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Joining: records of three processes become the timelines of requests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stagetrace import DataError, Outcome, Recorder, partition, read_spool
+from stagetrace.records import NONE, Fact, JobKind, ReasonCode, RecordKind
+from stagetrace.segment import HEADER_BYTES
+from stagetrace.spool import segment_paths
+from stagetrace.stages import Reason
+from stagetrace.testing import check_partition, summarize
+
+MS = 1_000_000
+
+
+class Server:
+    """Three recorders as the processes of a server, with times in milliseconds."""
+
+    def __init__(self, folder):
+        self.api, self.engine, self.worker = Recorder(folder), Recorder(folder), Recorder(folder)
+        self.engine.role = "engine"
+        self.engine.announce(RecordKind.PROCESS_FACT, Fact.MODEL, "tiny")
+
+    def request(self, number, identifier, at=0):
+        """A text request: 1 ms to its first job, two jobs of 2 ms, 1 ms to the engine."""
+        api = self.api
+        api.record_at(at * MS, RecordKind.RECEIVED, number)
+        for job, kind in enumerate((JobKind.TEMPLATE, JobKind.TOKENIZE)):
+            begin = at + 1 + 2 * job
+            api.record_at(begin * MS, RecordKind.JOB_SUBMITTED, number, job, kind, NONE)
+            api.record_at(begin * MS, RecordKind.JOB_STARTED, number, job)
+            api.record_at((begin + 2) * MS, RecordKind.JOB_ENDED, number, job)
+        api.record_at((at + 5) * MS, RecordKind.ENGINE_REQUEST, number, api.define(identifier))
+        key = self.engine.define(identifier)
+        self.engine.record_at((at + 6) * MS, RecordKind.HELD, key, 30, 16, 0)
+        self.engine.record_at((at + 6) * MS, RecordKind.ADDED, key)
+        return key
+
+    def step(self, number, begin, end, members=(), encodes=False, **queue):
+        """A step with its members' tokens, and the worker's part of it."""
+        tokens = sum(tokens for _, tokens in members) or 1
+        reason, waiting = queue.get("reason", ReasonCode.NONE), queue.get("waiting", 0)
+        self.engine.record_at(begin * MS, RecordKind.STEP, number, tokens, 1 | reason << 16, 1, waiting)
+        for key, count in members:
+            self.engine.record_at(begin * MS, RecordKind.MEMBER, key, number, count, 0)
+        self.worker.record_at(begin * MS, RecordKind.STEP_BEGIN, number, self.engine.number)
+        if encodes:
+            self.worker.record_at((begin + 1) * MS, RecordKind.ENCODE_BEGIN, number, self.engine.number)
+            self.worker.record_at((end - 1) * MS, RecordKind.ENCODE_END, number, self.engine.number)
+        self.engine.record_at(end * MS, RecordKind.STEP_DONE, number)
+
+    def answer(self, number, identifier, key, at):
+        """The last step was done at ``at``; the bytes leave one millisecond later."""
+        self.engine.record_at(at * MS, RecordKind.FIRST_TOKEN, key, 1)
+        self.engine.record_at(at * MS, RecordKind.FREED, key, self.engine.intern("length_capped"), 1)
+        text = self.api.define(identifier)
+        self.api.record_at(at * MS, RecordKind.OUTPUT_FIRST, number, text)
+        self.api.record_at(at * MS, RecordKind.OUTPUT_FINISHED, number, text, self.api.intern("length"))
+        self.api.record_at(at * MS, RecordKind.RESPONSE_STARTED, number, 200, 1)
+        self.api.record_at((at + 1) * MS, RecordKind.FIRST_USEFUL, number)
+        self.api.record_at((at + 1) * MS, RecordKind.LAST_BYTE, number)
+        self.api.record_at((at + 1) * MS, RecordKind.ENDED, number)
+
+
+def test_three_processes_make_one_request(tmp_path):
+    """A request is joined over API server, engine and worker, and explained whole."""
+    server = Server(tmp_path)
+    key = server.request(1, "chatcmpl-1-abcd")
+    server.step(1, 7, 20, [(key, 30)])
+    server.answer(1, "chatcmpl-1-abcd", key, 20)
+    data = read_spool(tmp_path)
+    (request,) = data.requests
+    assert request.outcome is Outcome.OK
+    assert request.facts["model"] == "tiny"
+    assert request.facts["finish_reason"] == "length"
+    assert request.facts["prompt_tokens"] == 30
+    (engine,) = request.engine_requests
+    assert engine.steps.steps[0].begin == 7 * MS
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.ttft) == [
+        ("receive", 1),
+        ("preprocess", 2),
+        ("preprocess", 2),
+        ("handoff", 1),
+        ("prefill", 14),
+        ("respond", 1),
+    ]
+    assert +data.set_aside == {}
+    assert data.dropped == data.faults == 0
+
+
+def test_two_engines_with_equal_step_numbers_stay_apart(tmp_path):
+    """A worker's step belongs to the engine whose number travelled with it."""
+    one, two = Server(tmp_path), Server(tmp_path)
+    for server, begin in ((one, 10), (two, 1000)):
+        key = server.request(1, f"id-{begin}", at=begin - 8)
+        server.step(1, begin, begin + 5, [(key, 30)])
+        server.answer(1, f"id-{begin}", key, begin + 5)
+    begins = [request.engine_requests[0].steps.steps[0].begin for request in read_spool(tmp_path).requests]
+    assert begins == [10 * MS, 1000 * MS]
+
+
+def test_head_of_the_queue_holds_until_it_changes(tmp_path):
+    """The head of the queue is recorded by change and known in every step."""
+    server = Server(tmp_path)
+    first = server.request(1, "first")
+    head = server.request(2, "head")
+    server.step(1, 7, 10, [(first, 30)], reason=ReasonCode.SEATS, waiting=1)
+    server.engine.record_at(7 * MS, RecordKind.HEAD, 1, head)
+    server.step(2, 10, 12, reason=ReasonCode.SEATS, waiting=1)
+    server.step(3, 12, 14)
+    (steps,) = read_spool(tmp_path).engines
+    assert [step.head for step in steps.steps] == ["head", "head", None]
+    assert [step.reason for step in steps.steps] == [Reason.SEATS, Reason.SEATS, None]
+
+
+def test_request_of_a_dead_server_is_lost(tmp_path):
+    """A request without an end is open while its server lives, and lost when it does not."""
+    server = Server(tmp_path)
+    server.request(1, "open")
+    data = read_spool(tmp_path)
+    assert data.requests == []
+    assert data.set_aside["open_request"] == 1
+    child = os.fork()
+    if child == 0:
+        server.request(2, "lost")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [request.outcome for request in read_spool(tmp_path).requests] == [Outcome.LOST]
+
+
+@pytest.mark.parametrize(
+    ("status", "ended", "outcome", "code"),
+    [
+        (400, 0, Outcome.ERROR, "http_400"),
+        (None, 1, Outcome.CANCELLED, None),
+        (None, 2, Outcome.ERROR, "application_error"),
+    ],
+)
+def test_outcomes(tmp_path, status, ended, outcome, code):
+    """How a request ended is told from its status and from how the application returned."""
+    recorder = Recorder(tmp_path)
+    recorder.record(RecordKind.RECEIVED, 1)
+    if status is not None:
+        recorder.record(RecordKind.RESPONSE_STARTED, 1, status)
+        recorder.record(RecordKind.LAST_BYTE, 1)
+    recorder.record(RecordKind.ENDED, 1, ended)
+    (request,) = read_spool(tmp_path).requests
+    assert (request.outcome, request.facts.get("error_code")) == (outcome, code)
+
+
+def test_what_cannot_be_used_is_counted_by_reason(tmp_path):
+    """Broken segments, unknown kinds and records without their beginning are set aside, not dropped."""
+    recorder = Recorder(tmp_path)
+    recorder.record(RecordKind.LAST_BYTE, 7)
+    recorder.record(999, 1)
+    (tmp_path / "broken.stagetrace").write_bytes(b"\1" * HEADER_BYTES)
+    set_aside = read_spool(tmp_path).set_aside
+    assert set_aside == {"record_without_beginning": 1, "unknown_record": 1, "unreadable_segment": 1}
+
+
+def test_text_defined_in_a_lost_segment_is_counted(tmp_path):
+    """An id whose definition is gone costs its join, visibly."""
+    recorder = Recorder(tmp_path)
+    recorder.record(RecordKind.RECEIVED, 1)
+    recorder.record(RecordKind.ENGINE_REQUEST, 1, 4711)
+    recorder.record(RecordKind.ENDED, 1)
+    assert read_spool(tmp_path).set_aside["text_not_recorded"] == 1
+
+
+def test_empty_folder_is_one_clear_line(tmp_path):
+    """A folder without segments says so, with a hint."""
+    with pytest.raises(DataError, match=r"no segments here \(hint: STAGETRACE_SPOOL"):
+        read_spool(tmp_path)
+    assert segment_paths(tmp_path) == []

@@ -1,0 +1,85 @@
+"""One real vLLM server for all live tests of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from stagetrace import read_spool
+from stagetrace.spool import is_spool
+
+
+def pytest_collection_modifyitems(items):
+    """Everything in this folder is live, and may take its time."""
+    for item in items:
+        if "tests/live/" in item.path.as_posix():
+            item.add_marker(pytest.mark.live)
+            item.add_marker(pytest.mark.timeout(600))
+
+
+class LiveServer:
+    """A running server, its spool, and where it fetches images."""
+
+    def __init__(self, url, spool, media, visible):
+        self.url, self.spool, self.media = url, spool, media
+        self.visible = visible
+
+    def read(self):
+        """All that has been recorded until now."""
+        return read_spool(self.spool)
+
+    def requests(self, phase, count):
+        """The ended requests of a phase, once there are as many as were sent."""
+        deadline = time.monotonic() + 30
+        while True:
+            found = [r for r in self.read().requests if r.facts.get("phase") == phase]
+            if len(found) >= count or time.monotonic() > deadline:
+                assert len(found) == count
+                return found
+            time.sleep(0.1)
+
+    def wait_for(self, condition, seconds=60):
+        """Look at the growing spool until a condition on it holds; return what it gave."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = condition(self.read()) if is_spool(self.spool) else None
+            if found:
+                return found
+            time.sleep(0.01)
+        raise AssertionError("the server did not come to the awaited point")
+
+
+async def visible_text(url, media):
+    """Request parameters under which a random model answers in letters, so that every token is text."""
+    from stagetrace_analyzer.demo.client import Client
+
+    async with Client(url, media) as client:
+        return client._constant
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory):
+    """The demonstration's model: encoding an image costs clearly more than its prefill."""
+    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    from stagetrace_analyzer.demo.model import DEMO, make_model
+
+    return make_model(tmp_path_factory.mktemp("model") / "demo", DEMO)
+
+
+@pytest.fixture(scope="session")
+def live_server(demo_model, tmp_path_factory):
+    """A server with the plug-in and four seats."""
+    from stagetrace_analyzer.demo.media import MediaServer
+    from stagetrace_analyzer.demo.server import VllmServer
+
+    folder = tmp_path_factory.mktemp("server")
+    arguments = ("--max-num-seqs=4",)
+    with (
+        MediaServer() as media,
+        VllmServer(demo_model, folder / "log", spool=folder / "spool", arguments=arguments) as server,
+    ):
+        server.wait_ready()
+        yield LiveServer(server.url, folder / "spool", media, asyncio.run(visible_text(server.url, media)))
+        server.check_alive()
