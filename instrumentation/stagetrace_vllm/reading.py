@@ -46,6 +46,14 @@ _FORMATS: Final = (
 )
 
 
+def attribute(host: Any, name: str) -> Any:
+    """Return an attribute of a host's object, or None, whatever the object does when asked."""
+    try:
+        return getattr(host, name, None)
+    except Exception:
+        return None
+
+
 def job_kind(function: Callable[..., Any]) -> JobKind:
     """Tell what a job does by the name of its function."""
     while isinstance(function, functools.partial):

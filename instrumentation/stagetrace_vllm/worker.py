@@ -8,6 +8,7 @@ from typing import Any
 from stagetrace.recorder import Recorder
 from stagetrace.records import RecordKind
 from stagetrace_vllm.engine import STEP_MARK, StepMark
+from stagetrace_vllm.reading import attribute
 
 _STEP_BEGIN = int(RecordKind.STEP_BEGIN)
 _ENCODE_BEGIN = int(RecordKind.ENCODE_BEGIN)
@@ -28,7 +29,7 @@ def wrap_execute_model(original: Callable[..., Any], recorder: Recorder) -> Call
     """
 
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        mark = getattr(scheduler_output, STEP_MARK, None)
+        mark = attribute(scheduler_output, STEP_MARK)
         if mark is None:
             return original(self, scheduler_output, *args, **kwargs)
         recorder.record(_STEP_BEGIN, mark.step, mark.engine)
