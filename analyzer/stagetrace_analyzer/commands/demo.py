@@ -159,13 +159,14 @@ def _require_vllm() -> None:
 
 @contextmanager
 def _terminating() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C, so that no process of the server stays behind."""
+    """Let SIGTERM and SIGHUP unwind like Ctrl-C, so that no process of the server stays behind."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = [(number, signal.signal(number, interrupt)) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

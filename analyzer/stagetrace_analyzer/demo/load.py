@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TEXT_PER_S: Final = 3.0
 IMAGES_PER_S: Final = 1.25
-PHASE_S: Final = 40.0
+PHASE_S: Final = 50.0
 WARM_UP_S: Final = 6.0
 WARM_UP_ROUNDS: Final = 3
 IMAGE_SHARE: Final = 0.5

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from stagetrace_analyzer.demo import load
-from stagetrace_analyzer.demo.load import demo_phases, run_phases
+from stagetrace_analyzer.demo.load import affordable_images_per_s, demo_phases, run_phases
 from stagetrace_analyzer.demo.model import DEMO, make_model
 from stagetrace_analyzer.demo.observations import write_observations
 from stagetrace_analyzer.demo.server import VllmServer
@@ -40,9 +40,16 @@ def record_demo(output: Path, *, text_per_s: float, images_per_s: float, phase_s
     with VllmServer(model, output / "server.log", spool=output / "spool") as server:
         with _doing("starting vLLM"):
             server.wait_ready()
-        phases = demo_phases(text_per_s, images_per_s, phase_s, seed)
         with _bars() as show:
-            observations = run_phases(server.url, phases, show)
+            observations = run_phases(server.url, demo_phases(phase_s=phase_s, seed=seed)[:1], show)
+            affordable = affordable_images_per_s(observations, images_per_s)
+            if affordable < images_per_s:
+                sys.stderr.write(
+                    f"this machine is slow: {affordable:.2f} images a second, not {images_per_s:g}\n"
+                )
+            observations += run_phases(
+                server.url, demo_phases(text_per_s, affordable, phase_s, seed)[1:], show
+            )
         server.check_alive()
     write_observations(output / "observations.jsonl", observations)
 
