@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
 
@@ -74,6 +74,8 @@ class ProcessRecords:
         self._cancelled: set[int] = set()
         self._raised: set[int] = set()
         self._heads: list[tuple[int, int]] = []
+        self._done: dict[int, tuple[int, int]] = {}
+        self._encoder_items: Counter[int] = Counter()
         self._set_aside = set_aside
         self._texts = _read_texts(segments)
         self._read(segments)
@@ -100,10 +102,23 @@ class ProcessRecords:
     def _finish(self) -> None:
         for number, request in self.requests.items():
             request.outcome = self._outcome(number, request)
+        self._finish_steps()
+
+    def _finish_steps(self) -> None:
+        """Complete the steps that were not recorded because they were composed like the one before."""
         heads = dict(self._heads)
         head: str | None = None
-        for number in sorted(self.steps):
-            step = self.steps[number]
+        for number in sorted(self.steps.keys() | self._done.keys()):
+            done, scheduled = self._done.get(number, (None, 0))
+            step = self.steps.get(number)
+            if step is None:
+                before = self.steps.get(number - 1)
+                if before is None:
+                    self._set_aside["step_without_beginning"] += 1
+                    continue
+                step = self.steps[number] = replace(before, number=number, scheduled=scheduled)
+            step.done = done
+            step.encoder_items = self._encoder_items[number]
             if number in heads:
                 found = self.engine_requests.get(heads[number])
                 head = None if found is None else found.identifier
@@ -278,7 +293,7 @@ class ProcessRecords:
     def _on_step_item(self, record: Record) -> None:
         _, step, key, item, *_ = record
         self.engine_requests[key].encoded.setdefault(step, []).append(item)
-        self.steps[step].encoder_items += 1
+        self._encoder_items[step] += 1
 
     def _on_refused(self, record: Record) -> None:
         _, key, step, reason, *_ = record
@@ -288,7 +303,8 @@ class ProcessRecords:
         self.engine_requests[record[1]].preempted.append(record[2])
 
     def _on_step_done(self, record: Record) -> None:
-        self.steps[record[1]].done = record[0]
+        time, number, low, high, *_ = record
+        self._done[number] = (time, time - (low | high << 32))
 
     def _on_first_token(self, record: Record) -> None:
         self.engine_requests[record[1]].first_token = record[2]

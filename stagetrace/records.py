@@ -56,6 +56,7 @@ class RecordKind(IntEnum):
     OUTPUT_FINISHED = 40  # a: text: the engine's id, b: text: finish reason
     ABORTED = 41  # a: text: the engine's id
 
+    # STEP is left out when it would say the same as the step before.
     # The engine's; the key is the text number of the request's id, or the step where it says so
     HELD = 60  # a: prompt tokens, b: maximum output tokens, c: media items
     ENGINE_ITEM = 61  # a: item, b: text: identifier, c: embeddings, d: position of its last prompt token
@@ -66,7 +67,7 @@ class RecordKind(IntEnum):
     STEP_ITEM = 66  # key: step, a: request, b: item that is encoded in it
     REFUSED = 67  # a: step, b: reason (0: no longer); by change
     PREEMPTED = 68  # a: step
-    STEP_DONE = 69  # key: step
+    STEP_DONE = 69  # key: step, a, b: nanoseconds since it was scheduled (low, high)
     FIRST_TOKEN = 70  # a: step
     FREED = 71  # a: text: status, b: output tokens
 
@@ -93,7 +94,6 @@ class JobKind(IntEnum):
     TOKENIZE = 2
     PROCESS = 3
     DECODE = 4
-    CACHE = 5
 
 
 class Fact(IntEnum):

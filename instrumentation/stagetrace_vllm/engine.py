@@ -32,6 +32,7 @@ _PREEMPTED = int(RecordKind.PREEMPTED)
 _STEP_DONE = int(RecordKind.STEP_DONE)
 _FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
 _FREED = int(RecordKind.FREED)
+_U32: Final = 0xFFFFFFFF
 _NO_REASON = int(ReasonCode.NONE)
 _SEATS = int(ReasonCode.SEATS)
 _TOKENS = int(ReasonCode.TOKENS)
@@ -47,11 +48,13 @@ class StepMark(NamedTuple):
         engine: Number of the engine's process.
         step: Number of the step in it.
         encodes: Whether media items are encoded in it.
+        scheduled: When its scheduling began.
     """
 
     engine: int
     step: int
     encodes: bool
+    scheduled: int
 
 
 class _StepTrace:
@@ -59,6 +62,7 @@ class _StepTrace:
 
     __slots__ = (
         "can_allocate",
+        "composition",
         "decodes",
         "done",
         "head",
@@ -74,6 +78,7 @@ class _StepTrace:
         self.number = 0
         self.done = 0
         self.decodes = 0
+        self.composition: tuple[int, int, int, int] | None = None
         self.members: Mapping[str, int] = {}
         self.prefilling: dict[str, int] = {}
         self.refused: dict[str, int] = {}
@@ -258,13 +263,17 @@ def _note_step(scheduler: Any, output: Any, begin: int, recorder: Recorder) -> N
         return
     trace.polling = not tokens
     number = trace.number = trace.number + 1
-    setattr(output, STEP_MARK, StepMark(recorder.number, number, bool(output.scheduled_encoder_inputs)))
+    encodes = bool(output.scheduled_encoder_inputs)
+    setattr(output, STEP_MARK, StepMark(recorder.number, number, encodes, begin))
     head = scheduler.waiting.peek_request() if waiting and scheduler.waiting else None
     reason = _reason(scheduler, output, running, waiting, trace.trying.get(head.request_id) if head else None)
     if output.num_scheduled_tokens != trace.members:
         trace.decodes = list(output.num_scheduled_tokens.values()).count(1)
-    composition = len(output.num_scheduled_tokens) | reason << 16
-    recorder.record_at(begin, _STEP, number, tokens, composition, running | trace.decodes << 16, waiting)
+    requests = len(output.num_scheduled_tokens) | reason << 16
+    composition = (tokens, requests, running | trace.decodes << 16, waiting)
+    if composition != trace.composition or not tokens:
+        trace.composition = composition
+        recorder.record_at(begin, _STEP, number, *composition)
     _note_head(trace, head, number, recorder)
     _note_members(scheduler, output, trace, recorder)
     _note_refusals(scheduler, trace, recorder)
@@ -331,8 +340,10 @@ def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) ->
         mark = attribute(scheduler_output, STEP_MARK)
         if mark is None:
             return original(self, scheduler_output, *args, **kwargs)
-        recorder.record(_STEP_DONE, mark.step)
         try:
+            done = monotonic_ns()
+            took = done - mark.scheduled
+            recorder.record_at(done, _STEP_DONE, mark.step, took & _U32, took >> 32)
             _trace_of(self).done = mark.step
         except Exception:
             recorder.fault()

@@ -58,7 +58,8 @@ def wrap_submit(original: Callable[..., Any], recorder: Recorder) -> Callable[..
         if request is None:
             return original(fn, *args, **kwargs)
         try:
-            job = _Job(fn, request, _current_item.get(), recorder)
+            kind = job_kind(fn)
+            job = fn if kind is None else _Job(fn, kind, request, _current_item.get(), recorder)
         except Exception:
             recorder.fault()
             return original(fn, *args, **kwargs)
@@ -73,14 +74,19 @@ class _Job:
     __slots__ = ("_function", "_item", "_kind", "_number", "_recorder", "_request")
 
     def __init__(
-        self, function: Callable[..., Any], request: TracedRequest, item: _Item | None, recorder: Recorder
+        self,
+        function: Callable[..., Any],
+        kind: JobKind,
+        request: TracedRequest,
+        item: _Item | None,
+        recorder: Recorder,
     ) -> None:
         self._function = function
         self._request = request
         self._item = item
         self._recorder = recorder
         self._number = next(request.jobs)
-        self._kind = job_kind(function)
+        self._kind = kind
         index = NONE if item is None else item.index
         recorder.record(_JOB_SUBMITTED, request.number, self._number, self._kind, index)
 

@@ -34,9 +34,8 @@ _JOBS: Final = {
     "load_bytes": JobKind.DECODE,
     "_load_data_url": JobKind.DECODE,
     "_load_file_url": JobKind.DECODE,
-    "_get_cached_bytes": JobKind.CACHE,
-    "_put_cached_bytes": JobKind.CACHE,
 }
+_WITHIN_A_WAIT: Final = frozenset({"_get_cached_bytes", "_put_cached_bytes"})
 _FORMATS: Final = (
     (b"\xff\xd8\xff", "jpeg"),
     (b"\x89PNG", "png"),
@@ -54,11 +53,17 @@ def attribute(host: Any, name: str) -> Any:
         return None
 
 
-def job_kind(function: Callable[..., Any]) -> JobKind:
-    """Tell what a job does by the name of its function."""
+def job_kind(function: Callable[..., Any]) -> JobKind | None:
+    """Tell what a job does by the name of its function.
+
+    Returns:
+        None for the hops to the media cache, which are nothing but part of a
+        wait and would cost a tenth of a request's bytes.
+    """
     while isinstance(function, functools.partial):
         function = function.func
-    return _JOBS.get(getattr(function, "__name__", ""), JobKind.OTHER)
+    name = getattr(function, "__name__", "")
+    return None if name in _WITHIN_A_WAIT else _JOBS.get(name, JobKind.OTHER)
 
 
 def baggage_facts(value: bytes) -> Iterable[tuple[Fact, str]]:

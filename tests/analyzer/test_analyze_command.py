@@ -164,9 +164,3 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     assert "stagetrace analyze run-1/ run-2/ --by-phase --json -o report.json" in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_the_dispatcher_finds_what_it_needs() -> None:
-    """A command has one line of summary, and the extra that it needs."""
-    assert "\n" not in command.SUMMARY
-    assert command.EXTRA == "analyzer"

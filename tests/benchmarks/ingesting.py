@@ -39,7 +39,7 @@ def write_spool(folder: Path, requests: int) -> None:
             worker.record_at(begin, RecordKind.STEP_BEGIN, step, engine.number)
             if not place:
                 _encode(engine, worker, step, keys, begin)
-            engine.record_at(begin + 9 * MS, RecordKind.STEP_DONE, step)
+            engine.record_at(begin + 9 * MS, RecordKind.STEP_DONE, step, 9 * MS)
         for number, key in zip(batch, keys, strict=True):
             _back_end(api, engine, number, key, step - DECODE_STEPS, clock + 80 * MS, begin + 9 * MS)
         clock = begin

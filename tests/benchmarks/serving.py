@@ -1,7 +1,9 @@
-"""CPU time of a request over all processes, with and without the plug-in, interleaved.
+"""CPU time of a request, with and without the plug-in, interleaved; bytes of a request.
 
-Two equal servers stand side by side, one with the plug-in and one without; blocks of
-requests go to one and the other in turn, and the difference is taken block by block.
+Two equal servers stand side by side, one with the plug-in and one without.  Blocks of
+requests go to one and the other in turn, and differences are taken block by block, for
+each process of the server: the worker's CPU time is almost all model, and its noise
+would hide everything else.
 
     python tests/benchmarks/serving.py [BLOCKS]
 """
@@ -10,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stagetrace import read_spool
 from stagetrace.records import RECORD_BYTES
+from stagetrace.segment import read_segment
+from stagetrace.spool import segment_paths
 from stagetrace_analyzer.demo.arrivals import IMAGE, TEXT, Arrival, ArrivalPlan, TrafficClass
 from stagetrace_analyzer.demo.client import Client
 from stagetrace_analyzer.demo.media import MediaServer
@@ -27,18 +30,31 @@ from stagetrace_analyzer.demo.model import TINY, make_model
 from stagetrace_analyzer.demo.server import VllmServer
 
 REQUESTS = 40
-BLOCKS = 12
+BLOCKS = 10
 CALM = Path(__file__).parent / "calm"
-_TICK_US = 1_000_000 / os.sysconf("SC_CLK_TCK")
+ROLES = {"EngineCore": "engine", "Worker": "worker"}
+T_95 = 2.26
+"""Student's t at 95 % for ten blocks."""
+
+Spent = Mapping[str, float]
+"""CPU time of a request in microseconds, by process role."""
 
 
-def cpu_us(pids: Sequence[int]) -> float:
-    """User and system time of processes, in microseconds."""
-    total = 0
+def cpu_us(pids: Sequence[int]) -> dict[str, float]:
+    """CPU time that processes have used, in microseconds, by role; helpers count as ``other``."""
+    spent: dict[str, float] = defaultdict(float)
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total * _TICK_US
+        role = "api"
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        for part, known in ROLES.items():
+            if part in name or part.encode() in command:
+                role = known
+        if b"resource_tracker" in command:
+            role = "other"
+        for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            spent[role] += int(thread.read_text(encoding="utf-8").split()[0]) / 1000
+    return spent
 
 
 async def block(client: Client, traffic: TrafficClass, seed: int) -> None:
@@ -50,36 +66,45 @@ async def block(client: Client, traffic: TrafficClass, seed: int) -> None:
         raise SystemExit(f"requests failed: {failed}")
 
 
-async def measure(servers: Sequence[VllmServer], traffic: TrafficClass, blocks: int) -> list[list[float]]:
-    """CPU time of a request in microseconds, by server and block."""
-    spent: list[list[float]] = [[] for _ in servers]
+async def measure(servers: Sequence[VllmServer], traffic: TrafficClass, blocks: int) -> list[list[Spent]]:
+    """Put blocks on the servers in turn; returns what a request took, by server and block."""
+    spent: list[list[Spent]] = [[] for _ in servers]
     with MediaServer() as media:
         for number in range(-1, blocks):
-            order = list(range(len(servers)))
-            for place in order if number % 2 else order[::-1]:
+            places = range(len(servers)) if number % 2 else reversed(range(len(servers)))
+            for place in places:
                 server, pids = servers[place], servers[place].pids()
                 async with Client(server.url, media) as client:
                     before = cpu_us(pids)
                     await block(client, traffic, seed=1000 * (number + 2))
-                    # Both queues' readers come to rest, so that no polling leaks into the next block.
-                    await asyncio.sleep(1.5)
-                    if number >= 0:
-                        spent[place].append((cpu_us(pids) - before) / REQUESTS)
+                    # The queues' readers come to rest, so that no polling leaks into the next block.
+                    await asyncio.sleep(1.2)
+                    after = cpu_us(pids)
+                if number >= 0:
+                    spent[place].append({role: (after[role] - before[role]) / REQUESTS for role in after})
     return spent
 
 
-def report(name: str, without: Sequence[float], with_plugin: Sequence[float]) -> None:
-    """Print both arms, and the mean difference with its 95 % interval over the blocks."""
-    differences = [ours - theirs for theirs, ours in zip(without, with_plugin, strict=True)]
-    mean = statistics.mean(differences)
-    half = 2.2 * statistics.stdev(differences) / math.sqrt(len(differences))
-    print(
-        f"{name:<6} without {statistics.mean(without):9.0f} us  with {statistics.mean(with_plugin):9.0f} us  "
-        f"difference {mean:6.0f} +- {half:.0f} us a request  (budget for an image: 100 us)"
-    )
+def lines(traffic: str, without: Sequence[Spent], with_plugin: Sequence[Spent]) -> Iterator[str]:
+    """Describe both arms by process, with the mean difference and its 95 % interval over the blocks."""
+    for roles in (["api"], ["engine"], ["worker"], ["api", "engine"], ["api", "engine", "worker"]):
+        theirs = [sum(spent[role] for role in roles) for spent in without]
+        ours = [sum(spent[role] for role in roles) for spent in with_plugin]
+        differences = [b - a for a, b in zip(theirs, ours, strict=True)]
+        half = T_95 * statistics.stdev(differences) / math.sqrt(len(differences))
+        yield (
+            f"{traffic:<6} {'+'.join(roles):<18} {statistics.mean(theirs):9.0f} us without"
+            f"{statistics.mean(ours):9.0f} us with, difference {statistics.mean(differences):6.0f} +- {half:.0f} us"
+        )
+
+
+def recorded_bytes(spool: Path) -> int:
+    """Bytes of all records in a spool."""
+    return sum(len(read_segment(path).body) for path in segment_paths(spool))
 
 
 def main() -> None:
+    """Run the benchmark and print its table."""
     blocks = int(sys.argv[1]) if len(sys.argv) > 1 else BLOCKS
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -90,13 +115,18 @@ def main() -> None:
         with off, on:
             off.wait_ready()
             on.wait_ready()
+            recorded = 0
             for traffic in (TEXT, IMAGE):
                 begin = time.monotonic()
-                report(traffic.label, *asyncio.run(measure((off, on), traffic, blocks)))
+                print(*lines(traffic.label, *asyncio.run(measure((off, on), traffic, blocks))), sep="\n")
+                total = recorded_bytes(folder / "spool")
+                of_one = (total - recorded) / (REQUESTS * (blocks + 1))
+                steps = traffic.max_tokens * 2 * RECORD_BYTES
+                print(
+                    f"{traffic.label:<6} {of_one:9.0f} bytes a request, about {steps} of them its {traffic.max_tokens} steps'"
+                )
+                recorded = total
                 sys.stderr.write(f"{traffic.label}: {time.monotonic() - begin:.0f} s\n")
-        data = read_spool(folder / "spool")
-    records = data.records / len(data.requests)
-    print(f"bytes  {records * RECORD_BYTES:9.0f} a request, its steps included (budget: 2000 + 64 a step)")
 
 
 if __name__ == "__main__":

@@ -170,7 +170,6 @@ def test_parallel_items_follow_the_last_one_ready():
     quick = builder.item(1, 20, fetch=(2, 10))
     builder.job(JobKind.DECODE, 10, 12, 20, item=quick)
     slow = builder.item(1, 60, fetch=(3, 40))
-    builder.job(JobKind.CACHE, 2, 2, 3, item=slow)
     builder.job(JobKind.DECODE, 41, 50, 60, item=slow)
     builder.job(JobKind.PROCESS, 61, 62, 70)
     parts = partition(builder.answered(71))

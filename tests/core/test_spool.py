@@ -50,7 +50,7 @@ class Server:
         if encodes:
             self.worker.record_at((begin + 1) * MS, RecordKind.ENCODE_BEGIN, number, self.engine.number)
             self.worker.record_at((end - 1) * MS, RecordKind.ENCODE_END, number, self.engine.number)
-        self.engine.record_at(end * MS, RecordKind.STEP_DONE, number)
+        self.engine.record_at(end * MS, RecordKind.STEP_DONE, number, (end - begin) * MS)
 
     def answer(self, number, identifier, key, at):
         """The last step was done at ``at``; the bytes leave one millisecond later."""
@@ -116,6 +116,23 @@ def test_head_of_the_queue_holds_until_it_changes(tmp_path):
     (steps,) = read_spool(tmp_path).engines
     assert [step.head for step in steps.steps] == ["head", "head", None]
     assert [step.reason for step in steps.steps] == [Reason.SEATS, Reason.SEATS, None]
+
+
+def test_steps_composed_alike_are_recorded_once(tmp_path):
+    """A step composed like the one before has no record of its composition, and is known all the same."""
+    server = Server(tmp_path)
+    key = server.request(1, "id")
+    server.step(1, 7, 10, [(key, 30)], reason=ReasonCode.SEATS, waiting=1)
+    for number, end in ((2, 13), (3, 16)):
+        server.engine.record_at(end * MS, RecordKind.STEP_DONE, number, 2 * MS)
+    server.engine.record_at(20 * MS, RecordKind.STEP_DONE, 5, MS)
+    data = read_spool(tmp_path)
+    (steps,) = data.engines
+    known = [
+        (step.number, step.scheduled // MS, step.done // MS, step.tokens, step.reason) for step in steps.steps
+    ]
+    assert known == [(1, 7, 10, 30, "seats"), (2, 11, 13, 30, "seats"), (3, 14, 16, 30, "seats")]
+    assert data.set_aside["step_without_beginning"] == 1
 
 
 def test_request_of_a_dead_server_is_lost(tmp_path):

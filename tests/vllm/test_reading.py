@@ -21,6 +21,15 @@ def test_job_kind_looks_through_partials():
     assert job_kind(object()) is JobKind.OTHER
 
 
+def _get_cached_bytes():
+    """A function of vLLM's name."""
+
+
+def test_hops_to_the_media_cache_are_not_recorded():
+    """Asking the media cache is part of a wait, and no job of its own."""
+    assert job_kind(functools.partial(_get_cached_bytes)) is None
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
