@@ -33,6 +33,12 @@ where the requests waited.  Everything is written into the output folder.
 
 Figures of a tiny random model show how to read a report, not how fast vLLM is."""
 
+_LABEL: Final = """\
+A tiny random model on a CPU: the figures show how to read a report, not how fast
+vLLM is.
+
+"""
+
 _EPILOG: Final = """\
 examples:
   stagetrace demo
@@ -72,7 +78,9 @@ def _report(output: Path) -> None:
     analysis = analyze([output / "dataset"], load_rules(), by_phase=True)
     (output / "analyze.json").write_text(render_json(analysis), encoding="utf-8")
     with (output / "report.txt").open("w", encoding="utf-8") as file:
+        file.write(_LABEL)
         write_text(analysis, file)
+    sys.stdout.write(_LABEL)
     write_text(analysis, sys.stdout)
     agreement = compare_with_client(output / "dataset", output / "observations.jsonl")
     sys.stdout.write("\n" + "\n".join(_closing(agreement, output)) + "\n")
