@@ -9,12 +9,12 @@ the time is ``unattributed``.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
-from typing import NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Final, NamedTuple
 
 from stagetrace.records import JobKind
 from stagetrace.stages import Horizon, Kind, Reason, Stage
@@ -50,6 +50,15 @@ class Interval(NamedTuple):
     def duration(self) -> int:
         """Nanoseconds."""
         return self.end - self.begin
+
+
+_OWN_WAITS: Final = {
+    Reason.ENCODER_BUDGET: Stage.ENCODE_WAIT,
+    Reason.ENCODER_CACHE: Stage.ENCODE_WAIT,
+    Reason.REMOTE_EMBEDDING: Stage.EMBEDDING_TRANSFER_WAIT,
+    Reason.REMOTE_KV: Stage.KV_TRANSFER_WAIT,
+}
+"""Waits named after the reason that keeps the request itself out of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,17 +303,29 @@ class _States:
         self._engine = engine
         self._steps = engine.steps.steps if engine.steps is not None else []
         self._members = sorted(engine.members)
-        self._refused = sorted(engine.refused, key=itemgetter(0))
-        self._preempted = min(engine.preempted, default=None)
+        self._blocked = sorted(engine.blocked, key=itemgetter(0))
+        self._again = [self._recomputing(step, tokens) for step, tokens in engine.preempted]
 
     def tokens(self, place: int) -> int:
         """Tokens of the request in the step at a place."""
         found = bisect_right(self._members, self._steps[place].number, key=itemgetter(0))
         return self._members[found - 1][1] if found else 0
 
-    def _refusal(self, number: int) -> Reason | None:
-        found = bisect_right(self._refused, number, key=itemgetter(0))
-        return self._refused[found - 1][1] if found else None
+    def _recomputing(self, preempted: int, tokens: int) -> range:
+        """Return the steps in which the tokens known at a preemption are computed again."""
+        computed = self._engine.resumed.get(preempted)
+        if computed is None:
+            return range(0)
+        first = bisect_left(self._steps, preempted, key=attrgetter("number"))
+        for place in range(first, len(self._steps)):
+            computed += self.tokens(place)
+            if computed >= tokens:
+                return range(preempted, self._steps[place].number + 1)
+        return range(preempted, self._steps[-1].number + 1 if self._steps else 0)
+
+    def _block(self, number: int) -> Reason | None:
+        found = bisect_right(self._blocked, number, key=itemgetter(0))
+        return self._blocked[found - 1][1] if found else None
 
     def slot(self, place: int, begin: int, end: int) -> Iterator[Interval]:
         """Return what the request did in the slot of a step, within ``[begin, end)``."""
@@ -314,7 +335,7 @@ class _States:
             yield self._wait(step, begin, end)
             return
         first_token = self._engine.first_token
-        again = self._preempted is not None and step.number >= self._preempted and tokens > 1
+        again = any(step.number in steps for steps in self._again)
         prompt = first_token is None or step.number <= first_token or again
         work = Interval(
             Stage.PREFILL if prompt else Stage.DECODE,
@@ -334,13 +355,14 @@ class _States:
 
     def _wait(self, step: Step, begin: int, end: int) -> Interval:
         before_first = self._engine.first_token is None or step.number <= self._engine.first_token
-        reason = self._refusal(step.number)
-        if reason is not None:
-            stage = Stage.ENCODE_WAIT
-        else:
-            stage = Stage.PREFILL_WAIT if before_first else Stage.DECODE_WAIT
-            reason = step.reason or Reason.UNKNOWN
+        own = self._block(step.number)
+        stage = Stage.PREFILL_WAIT if before_first else Stage.DECODE_WAIT
+        if own is not None:
+            return Interval(
+                _OWN_WAITS.get(own, stage), begin, end, own, first_step=step.number, last_step=step.number
+            )
         holder = None if step.head == self._engine.identifier else step.head
+        reason = step.reason or Reason.UNKNOWN
         return Interval(stage, begin, end, reason, holder, first_step=step.number, last_step=step.number)
 
 

@@ -13,7 +13,7 @@ from stagetrace.clock import clock_domain
 from stagetrace.records import NONE, RECORD, Fact, JobKind, ReasonCode, RecordKind
 from stagetrace.segment import Record, SegmentData, SegmentHeader
 from stagetrace.stages import Outcome, Reason
-from stagetrace.timeline import EngineRequest, Fetch, Item, Job, RequestTimeline, Step
+from stagetrace.timeline import EngineRequest, Fetch, Item, Job, Lag, RequestTimeline, Step
 
 _REASONS: Final[dict[int, Reason]] = {
     int(code): Reason(code.name.lower()) for code in ReasonCode if code is not ReasonCode.NONE
@@ -69,6 +69,7 @@ class ProcessRecords:
         self.steps: dict[int, Step] = {}
         self.worker_steps: dict[tuple[int, int], WorkerStep] = defaultdict(WorkerStep)
         self.facts: dict[str, str] = {}
+        self.lags: list[Lag] = []
         self.hooks_off: list[str] = []
         self._jobs: dict[tuple[int, int], Job] = {}
         self._cancelled: set[int] = set()
@@ -233,6 +234,13 @@ class ProcessRecords:
         if item is not None:
             item.facts["processor_cache"] = "hit" if record[3] else "miss"
 
+    def _on_media_cached(self, record: Record) -> None:
+        self.requests[record[1]].items[record[2]].facts["media_cache"] = "hit"
+
+    def _on_loop_lag(self, record: Record) -> None:
+        time, _, low, high, *_ = record
+        self.lags.append(Lag(self.header.process, time, low | high << 32))
+
     def _on_engine_request(self, record: Record) -> None:
         request = self.requests[record[1]]
         identifier = self._text(record[2])
@@ -289,18 +297,20 @@ class ProcessRecords:
         if tokens and "cached_tokens" not in request.facts:
             request.facts["cached_tokens"] = computed
         request.members.append((step, tokens))
+        if request.preempted and tokens and request.preempted[-1][0] not in request.resumed:
+            request.resumed[request.preempted[-1][0]] = computed
 
     def _on_step_item(self, record: Record) -> None:
         _, step, key, item, *_ = record
         self.engine_requests[key].encoded.setdefault(step, []).append(item)
         self._encoder_items[step] += 1
 
-    def _on_refused(self, record: Record) -> None:
+    def _on_blocked(self, record: Record) -> None:
         _, key, step, reason, *_ = record
-        self.engine_requests[key].refused.append((step, _REASONS.get(reason)))
+        self.engine_requests[key].blocked.append((step, _REASONS.get(reason)))
 
     def _on_preempted(self, record: Record) -> None:
-        self.engine_requests[record[1]].preempted.append(record[2])
+        self.engine_requests[record[1]].preempted.append((record[2], record[3]))
 
     def _on_step_done(self, record: Record) -> None:
         time, number, low, high, *_ = record

@@ -55,6 +55,8 @@ class RecordKind(IntEnum):
     OUTPUT_FIRST = 39  # a: text: the engine's id
     OUTPUT_FINISHED = 40  # a: text: the engine's id, b: text: finish reason
     ABORTED = 41  # a: text: the engine's id
+    MEDIA_CACHED = 42  # a: item that vLLM's media cache held
+    LOOP_LAG = 43  # key: 0; time: when the event loop was due, a, b: nanoseconds it was late (low, high)
 
     # STEP is left out when it would say the same as the step before.
     # The engine's; the key is the text number of the request's id, or the step where it says so
@@ -65,8 +67,8 @@ class RecordKind(IntEnum):
     HEAD = 64  # key: step, a: request at the head of the queue; by change
     MEMBER = 65  # a: step, b: tokens (0: not in it), c: tokens computed before; by change
     STEP_ITEM = 66  # key: step, a: request, b: item that is encoded in it
-    REFUSED = 67  # a: step, b: reason (0: no longer); by change
-    PREEMPTED = 68  # a: step
+    BLOCKED = 67  # a: step, b: reason of its own (0: no longer); by change
+    PREEMPTED = 68  # a: step, b: its tokens so far, to be computed again
     STEP_DONE = 69  # key: step, a, b: nanoseconds since it was scheduled (low, high)
     FIRST_TOKEN = 70  # a: step
     FREED = 71  # a: text: status, b: output tokens
@@ -118,6 +120,14 @@ class ReasonCode(IntEnum):
     STEP = 1
     SEATS = 2
     TOKENS = 3
-    ENCODER_BUDGET = 4
-    ENCODER_CACHE = 5
-    UNKNOWN = 6
+    KV = 4
+    ENCODER_BUDGET = 5
+    ENCODER_CACHE = 6
+    REMOTE_EMBEDDING = 7
+    REMOTE_KV = 8
+    GRAMMAR = 9
+    LORA = 10
+    PREEMPTING = 11
+    PAUSED = 12
+    DEFERRED = 13
+    UNKNOWN = 14

@@ -17,7 +17,7 @@ from stagetrace.errors import DataError
 from stagetrace.process_records import Media, ProcessRecords
 from stagetrace.records import RecordKind
 from stagetrace.segment import SUFFIX, SegmentData, SegmentHeader, read_segment
-from stagetrace.timeline import EngineRequest, RequestTimeline, Steps
+from stagetrace.timeline import EngineRequest, Lag, RequestTimeline, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,18 @@ class SpoolData:
 
     Attributes:
         requests: Ended requests, by time of receipt.
+        open_requests: Requests that have not ended.
         engines: Steps of each engine process.
+        lags: Lags of the API servers' event loops, by time.
         processes: Who wrote, by process name.
         records: Number of records read.
         set_aside: What could not be used, counted by reason.
     """
 
     requests: list[RequestTimeline]
+    open_requests: list[RequestTimeline]
     engines: list[Steps]
+    lags: list[Lag]
     processes: dict[str, Process]
     records: int
     set_aside: Counter[str]
@@ -120,11 +124,14 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
         _join_engine(reader, engines, set_aside)
     set_aside["engine_request_without_front_end"] += len(engines)
     requests = [request for reader in readers for request in reader.requests.values()]
-    set_aside["open_request"] += sum(request.outcome is None for request in requests)
+    still_open = [request for request in requests if request.outcome is None]
+    set_aside["open_request"] += len(still_open)
     processes = {r.header.process: Process(r.header, r.facts, tuple(r.hooks_off)) for r in readers}
     return SpoolData(
         requests=sorted((r for r in requests if r.outcome is not None), key=lambda r: r.received),
+        open_requests=still_open,
         engines=list(steps.values()),
+        lags=sorted((lag for reader in readers for lag in reader.lags), key=lambda lag: lag.at),
         processes=processes,
         records=sum(reader.records for reader in readers),
         set_aside=+set_aside,

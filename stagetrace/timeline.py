@@ -43,6 +43,21 @@ class Fetch:
     attempts: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A stretch of time in which the event loop of an API server did not get to what was due.
+
+    Attributes:
+        process: Name of the API process.
+        at: When the loop was due.
+        duration: How late it was.
+    """
+
+    process: str
+    at: int
+    duration: int
+
+
 @dataclass(slots=True)
 class Item:
     """A media item of a request.
@@ -164,9 +179,11 @@ class EngineRequest:
         held: When the engine's input thread held it.
         added: When the scheduler held it.
         members: (step, tokens) whenever the number of its tokens in a step changed; 0 is out.
-        refused: (step, reason or None) whenever the encoder's refusal changed.
+        blocked: (step, reason or None) whenever the reason changed that kept this request,
+            and not the whole queue, out of steps.
         encoded: The media items encoded in a step, by step.
-        preempted: Steps in which it lost its seat.
+        preempted: (step, tokens so far) whenever it lost its seat.
+        resumed: Tokens that were still known when it came back, by the step in which it had lost its seat.
         first_token: The step that made its first token.
         output_first: When the API server saw its first output.
         output_finished: When the API server saw its last output.
@@ -182,9 +199,10 @@ class EngineRequest:
     held: int | None = None
     added: int | None = None
     members: list[tuple[int, int]] = field(default_factory=list)
-    refused: list[tuple[int, Reason | None]] = field(default_factory=list)
+    blocked: list[tuple[int, Reason | None]] = field(default_factory=list)
     encoded: dict[int, list[int]] = field(default_factory=dict)
-    preempted: list[int] = field(default_factory=list)
+    preempted: list[tuple[int, int]] = field(default_factory=list)
+    resumed: dict[int, int] = field(default_factory=dict)
     first_token: int | None = None
     output_first: int | None = None
     output_finished: int | None = None

@@ -91,6 +91,7 @@ MEDIA: Final = _table(
     ("tokens", _COUNT, True),
     ("hash", _TEXT, True),
     ("fetch_attempts", _COUNT, True),
+    ("media_cache", _NAME, True),
     ("processor_cache", _NAME, True),
     ("encoder_cache", _NAME, True),
     ("begin_ns", _NS, True),
@@ -146,6 +147,13 @@ STEPS: Final = _table(
 )
 """A row a step of an engine; ``reason`` is why ``waiting`` requests stayed out."""
 
+LOOP_LAG: Final = _table(
+    ("instance", _TEXT, False),
+    ("at_unix_ns", _NS, False),
+    ("duration_ns", _NS, False),
+)
+"""A row a time that an API server's event loop was late; ``at_unix_ns`` is when it was due."""
+
 INGEST: Final = _table(
     ("name", _TEXT, False),
     ("reason", _TEXT, False),
@@ -154,7 +162,14 @@ INGEST: Final = _table(
 """What was read and what was set aside, by reason (``name``: ``records``,
 ``requests``, ``set_aside``, ``dropped``, ``faults``, ``hook_off``: the hook)."""
 
-TABLES: Final = {"requests": REQUESTS, "media": MEDIA, "stages": STAGES, "steps": STEPS, "ingest": INGEST}
+TABLES: Final = {
+    "requests": REQUESTS,
+    "media": MEDIA,
+    "stages": STAGES,
+    "steps": STEPS,
+    "loop_lag": LOOP_LAG,
+    "ingest": INGEST,
+}
 
 MEMORY_LIMIT: Final = "1GB"
 """What a connection may use before it spills to disk."""

@@ -17,7 +17,7 @@ from stagetrace.partition import Interval, Partition, partition
 from stagetrace.spool import Process, SpoolData, is_spool, read_spool
 from stagetrace.stages import Outcome
 from stagetrace.timeline import Item, RequestTimeline, Steps
-from stagetrace_analyzer.dataset import INGEST, MEDIA, REQUESTS, STAGES, STEPS, write_tables
+from stagetrace_analyzer.dataset import INGEST, LOOP_LAG, MEDIA, REQUESTS, STAGES, STEPS, write_tables
 
 __all__ = ["HASH_KEY_VARIABLE", "ingest_spool", "is_spool"]
 
@@ -52,6 +52,7 @@ def ingest_spool(spool: Path, dataset: Path, *, force: bool = False) -> None:
             "media": _table(MEDIA, rows.media),
             "stages": _table(STAGES, rows.stages),
             "steps": _table(STEPS, (row for steps in data.engines for row in _step_rows(steps, data))),
+            "loop_lag": _table(LOOP_LAG, _lag_rows(data)),
             "ingest": _table(INGEST, _ingest_rows(data)),
         },
         force=force,
@@ -243,6 +244,12 @@ def _step_rows(steps: Steps, data: SpoolData) -> Iterator[Row]:
             "reason": step.reason,
             "holder": step.head,
         }
+
+
+def _lag_rows(data: SpoolData) -> Iterator[Row]:
+    for lag in data.lags:
+        at = data.pair(lag.process).unix(lag.at)
+        yield {"instance": lag.process, "at_unix_ns": at, "duration_ns": lag.duration}
 
 
 def _ingest_rows(data: SpoolData) -> Iterator[Row]:

@@ -27,7 +27,7 @@ _STEP = int(RecordKind.STEP)
 _HEAD = int(RecordKind.HEAD)
 _MEMBER = int(RecordKind.MEMBER)
 _STEP_ITEM = int(RecordKind.STEP_ITEM)
-_REFUSED = int(RecordKind.REFUSED)
+_BLOCKED = int(RecordKind.BLOCKED)
 _PREEMPTED = int(RecordKind.PREEMPTED)
 _STEP_DONE = int(RecordKind.STEP_DONE)
 _FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
@@ -36,9 +36,19 @@ _U32: Final = 0xFFFFFFFF
 _NO_REASON = int(ReasonCode.NONE)
 _SEATS = int(ReasonCode.SEATS)
 _TOKENS = int(ReasonCode.TOKENS)
+_KV = int(ReasonCode.KV)
 _ENCODER_BUDGET = int(ReasonCode.ENCODER_BUDGET)
 _ENCODER_CACHE = int(ReasonCode.ENCODER_CACHE)
+_REMOTE_EMBEDDING = int(ReasonCode.REMOTE_EMBEDDING)
+_LORA = int(ReasonCode.LORA)
+_PREEMPTING = int(ReasonCode.PREEMPTING)
+_PAUSED = int(ReasonCode.PAUSED)
+_DEFERRED = int(ReasonCode.DEFERRED)
 _UNKNOWN = int(ReasonCode.UNKNOWN)
+_STATUS_REASONS: Final = {
+    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": int(ReasonCode.GRAMMAR),
+    "WAITING_FOR_REMOTE_KVS": int(ReasonCode.REMOTE_KV),
+}
 
 
 class StepMark(NamedTuple):
@@ -61,6 +71,7 @@ class _StepTrace:
     """What is remembered from step to step of one scheduler."""
 
     __slots__ = (
+        "blocked",
         "can_allocate",
         "composition",
         "decodes",
@@ -69,9 +80,9 @@ class _StepTrace:
         "members",
         "number",
         "polling",
+        "preempting",
         "prefilling",
-        "refused",
-        "trying",
+        "was_blocked",
     )
 
     def __init__(self) -> None:
@@ -81,8 +92,10 @@ class _StepTrace:
         self.composition: tuple[int, int, int, int] | None = None
         self.members: Mapping[str, int] = {}
         self.prefilling: dict[str, int] = {}
-        self.refused: dict[str, int] = {}
-        self.trying: dict[str, int] = {}
+        # Requests with a reason of their own: in the step that is being composed, in the one before.
+        self.blocked: dict[str, int] = {}
+        self.was_blocked: dict[str, int] = {}
+        self.preempting = False
         self.head = NONE
         self.polling = False
         # What the encoder cache manager last said no to: the request and why.
@@ -187,7 +200,9 @@ def wrap_preempt_request(original: Callable[..., Any], recorder: Recorder) -> Ca
         key = attribute(request, _KEY)
         if key is not None:
             try:
-                recorder.record(_PREEMPTED, key, _trace_of(self).number + 1)
+                trace = _trace_of(self)
+                trace.preempting = True
+                recorder.record(_PREEMPTED, key, trace.number + 1, request.num_tokens)
             except Exception:
                 recorder.fault()
         return original(self, request, *args, **kwargs)
@@ -235,7 +250,22 @@ def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Rec
 def _note_refusal(trace: _StepTrace, identifier: str) -> None:
     said_no, trace.can_allocate = trace.can_allocate, None
     known = said_no is not None and said_no[0] == identifier
-    trace.trying[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
+    trace.blocked[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
+
+
+def wrap_ec_transfer_pending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Notice when a request waits for an embedding from another server."""
+
+    def ec_transfer_pending(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        pending = original(self, request, *args, **kwargs)
+        if pending:
+            try:
+                _trace_of(self).blocked[request.request_id] = _REMOTE_EMBEDDING
+            except Exception:
+                recorder.fault()
+        return pending
+
+    return ec_transfer_pending
 
 
 def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -245,7 +275,7 @@ def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[
         begin = monotonic_ns()
         output = original(self, *args, **kwargs)
         try:
-            _note_step(self, output, begin, recorder)
+            _note_step(self, output, begin, bool(args and args[0]), recorder)
         except Exception:
             recorder.fault()
         return output
@@ -253,20 +283,27 @@ def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[
     return schedule
 
 
-def _note_step(scheduler: Any, output: Any, begin: int, recorder: Recorder) -> None:
+def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorder: Recorder) -> None:
     trace = _trace_of(scheduler)
+    blocked, trace.blocked = trace.blocked, {}
+    preempting, trace.preempting = trace.preempting, False
     tokens = output.total_num_scheduled_tokens
     running, waiting = scheduler.get_request_counts()
     if not tokens and (trace.polling or not running + waiting):
         # Polls of a blocked queue come a thousand times a second: only the first one is a step.
-        trace.trying = {}
         return
     trace.polling = not tokens
     number = trace.number = trace.number + 1
     encodes = bool(output.scheduled_encoder_inputs)
     setattr(output, STEP_MARK, StepMark(recorder.number, number, encodes, begin))
-    head = scheduler.waiting.peek_request() if waiting and scheduler.waiting else None
-    reason = _reason(scheduler, output, running, waiting, trace.trying.get(head.request_id) if head else None)
+    _note_own_reasons(scheduler, blocked)
+    head = _head(scheduler) if waiting else None
+    if head is None:
+        reason = _running_reason(scheduler, output)
+    elif preempting:
+        reason = _PREEMPTING
+    else:
+        reason = _queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
     if output.num_scheduled_tokens != trace.members:
         trace.decodes = list(output.num_scheduled_tokens.values()).count(1)
     requests = len(output.num_scheduled_tokens) | reason << 16
@@ -276,7 +313,7 @@ def _note_step(scheduler: Any, output: Any, begin: int, recorder: Recorder) -> N
         recorder.record_at(begin, _STEP, number, *composition)
     _note_head(trace, head, number, recorder)
     _note_members(scheduler, output, trace, recorder)
-    _note_refusals(scheduler, trace, recorder)
+    _note_blocked(scheduler, trace, blocked, recorder)
     for identifier, items in output.scheduled_encoder_inputs.items():
         for item in items:
             recorder.record(_STEP_ITEM, number, _key_of(scheduler, identifier), item)
@@ -286,16 +323,58 @@ def _key_of(scheduler: Any, identifier: str) -> int:
     return getattr(scheduler.requests.get(identifier), _KEY, NONE)
 
 
-def _reason(scheduler: Any, output: Any, running: int, waiting: int, refusal: int | None) -> int:
-    """Say why requests were left out; seats first, because they stay taken."""
-    left_out = running - len(output.num_scheduled_tokens)
-    if not waiting and left_out <= 0:
-        return _NO_REASON
-    if waiting and running + scheduler.num_waiting_for_streaming_input >= scheduler.max_num_active_reqs:
+def _note_own_reasons(scheduler: Any, blocked: dict[str, int]) -> None:
+    """Add the requests that the scheduler passed over one by one, each for a reason of its own."""
+    for request in scheduler.deferred_waiting:
+        identifier = request.request_id
+        if identifier not in blocked:
+            by_status = _STATUS_REASONS.get(request.status.name)
+            unexplained = _LORA if request.lora_request is not None else _UNKNOWN
+            blocked[identifier] = unexplained if by_status is None else by_status
+
+
+def _head(scheduler: Any) -> Any:
+    """Return the first request of the queue that was not passed over, or None."""
+    queue = scheduler.kv_holding_waiting or scheduler.waiting
+    head = queue.peek_request() if queue else None
+    if head is None or head not in scheduler.deferred_waiting:
+        return head
+    return next((request for request in scheduler.waiting if request not in scheduler.deferred_waiting), None)
+
+
+def _queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throttled: bool) -> int:
+    """Say why the queue was left where it was; seats first, because they stay taken."""
+    if scheduler.pause_state.name != "UNPAUSED":
+        return _PAUSED
+    seated = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
+    if seated >= scheduler.max_num_active_reqs:
         return _SEATS
-    if output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens:
+    if _is_exhausted(scheduler, output):
         return _TOKENS
-    return _UNKNOWN if refusal is None else refusal
+    if own is not None:
+        return own
+    if throttled:
+        return _DEFERRED
+    return _KV if _lacks_blocks(scheduler, head) else _UNKNOWN
+
+
+def _running_reason(scheduler: Any, output: Any) -> int:
+    """Say why running requests were left out of a step whose queue is empty or passed over."""
+    if len(output.num_scheduled_tokens) >= len(scheduler.running):
+        return _NO_REASON
+    return _TOKENS if _is_exhausted(scheduler, output) else _UNKNOWN
+
+
+def _is_exhausted(scheduler: Any, output: Any) -> bool:
+    return bool(output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens)
+
+
+def _lacks_blocks(scheduler: Any, request: Any) -> bool:
+    """Whether a request's tokens need more blocks than are free: what must be so if KV refused it."""
+    manager = scheduler.kv_cache_manager
+    groups = len(scheduler.kv_cache_config.kv_cache_groups)
+    needed = -(-request.num_tokens // scheduler.block_size) * groups + manager.watermark_blocks
+    return bool(needed > manager.block_pool.get_num_free_blocks())
 
 
 def _note_head(trace: _StepTrace, head: Any, number: int, recorder: Recorder) -> None:
@@ -312,6 +391,9 @@ def _note_members(scheduler: Any, output: Any, trace: _StepTrace, recorder: Reco
     trace.members = now
     number = trace.number
     computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    if cached.resumed_req_ids:
+        computed |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)
     for identifier, tokens in now.items() - before.items():
         key = _key_of(scheduler, identifier)
         if key != NONE:
@@ -322,15 +404,16 @@ def _note_members(scheduler: Any, output: Any, trace: _StepTrace, recorder: Reco
             recorder.record(_MEMBER, key, number)
 
 
-def _note_refusals(scheduler: Any, trace: _StepTrace, recorder: Recorder) -> None:
-    now, before = trace.trying, trace.refused
-    if not now and not before:
+def _note_blocked(scheduler: Any, trace: _StepTrace, now: dict[str, int], recorder: Recorder) -> None:
+    before, trace.was_blocked = trace.was_blocked, now
+    if now == before:
         return
     for identifier, reason in now.items() - before.items():
-        recorder.record(_REFUSED, _key_of(scheduler, identifier), trace.number, reason)
+        recorder.record(_BLOCKED, _key_of(scheduler, identifier), trace.number, reason)
     for identifier in before.keys() - now.keys():
-        recorder.record(_REFUSED, _key_of(scheduler, identifier), trace.number)
-    trace.refused, trace.trying = now, {}
+        key = _key_of(scheduler, identifier)
+        if key != NONE:
+            recorder.record(_BLOCKED, key, trace.number)
 
 
 def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:

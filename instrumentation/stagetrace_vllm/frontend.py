@@ -18,6 +18,7 @@ _FETCH_END = int(RecordKind.FETCH_END)
 _JOB_SUBMITTED = int(RecordKind.JOB_SUBMITTED)
 _JOB_STARTED = int(RecordKind.JOB_STARTED)
 _JOB_ENDED = int(RecordKind.JOB_ENDED)
+_MEDIA_CACHED = int(RecordKind.MEDIA_CACHED)
 _MEDIA_DECODED = int(RecordKind.MEDIA_DECODED)
 _PROCESSOR_CACHE = int(RecordKind.PROCESSOR_CACHE)
 _ENGINE_REQUEST = int(RecordKind.ENGINE_REQUEST)
@@ -58,14 +59,28 @@ def wrap_submit(original: Callable[..., Any], recorder: Recorder) -> Callable[..
         if request is None:
             return original(fn, *args, **kwargs)
         try:
-            kind = job_kind(fn)
-            job = fn if kind is None else _Job(fn, kind, request, _current_item.get(), recorder)
+            kind, item = job_kind(fn), _current_item.get()
+            job = _cache_hop(fn, item, recorder) if kind is None else _Job(fn, kind, request, item, recorder)
         except Exception:
             recorder.fault()
             return original(fn, *args, **kwargs)
         return original(job, *args, **kwargs)
 
     return submit
+
+
+def _cache_hop(function: Callable[..., Any], item: _Item | None, recorder: Recorder) -> Callable[..., Any]:
+    """Record a hit of the media cache: only its look-up gives bytes, and only then."""
+    if item is None:
+        return function
+
+    def hop(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if isinstance(result, bytes):
+            recorder.record(_MEDIA_CACHED, item.request.number, item.index)
+        return result
+
+    return hop
 
 
 class _Job:

@@ -131,6 +131,13 @@ HOOKS: Final = (
     ),
     Hook(
         "vllm.v1.core.sched.scheduler",
+        "Scheduler._ec_transfer_pending",
+        ("self", "request"),
+        engine.wrap_ec_transfer_pending,
+        "the reason remote_embedding",
+    ),
+    Hook(
+        "vllm.v1.core.sched.scheduler",
         "Scheduler._preempt_request",
         ("self", "request"),
         engine.wrap_preempt_request,

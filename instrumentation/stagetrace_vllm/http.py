@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, RecordKind
+from stagetrace_vllm.lag import LagSampler
 from stagetrace_vllm.reading import HEADER_MAX_BYTES, baggage_facts
 
 Message = MutableMapping[str, Any]
@@ -82,6 +83,7 @@ class TracedApplication:
     def __init__(self, application: Application, recorder: Recorder) -> None:
         self._application = application
         self._recorder = recorder
+        self._lag = LagSampler(recorder)
         self._numbers = count(1)
 
     def __call__(self, scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
@@ -94,6 +96,7 @@ class TracedApplication:
         request = TracedRequest(next(self._numbers))
         record, number = self._recorder.record, request.number
         self._begin(request, scope)
+        self._lag.enter()
         token = current_request.set(request)
         try:
             await self._application(scope, self._receiving(request, receive), self._sending(request, send))
@@ -104,6 +107,7 @@ class TracedApplication:
             record(_ENDED, number)
         finally:
             current_request.reset(token)
+            self._lag.leave()
 
     def _begin(self, request: TracedRequest, scope: Any) -> None:
         recorder = self._recorder

@@ -58,7 +58,7 @@ def job_kind(function: Callable[..., Any]) -> JobKind | None:
 
     Returns:
         None for the hops to the media cache, which are nothing but part of a
-        wait and would cost a tenth of a request's bytes.
+        wait and would cost a tenth of a request's bytes as jobs.
     """
     while isinstance(function, functools.partial):
         function = function.func

@@ -122,7 +122,7 @@ def test_refusal_by_the_encoder_is_encode_wait_only_for_the_refused():
         steps, joined=4, held=5, added=6, members=[(after, 200)], first_token=after, freed=30
     )
     refused.identifier = "image"
-    refused.refused = [(refusing, Reason.ENCODER_BUDGET), (after, None)]
+    refused.blocked = [(refusing, Reason.ENCODER_BUDGET), (after, None)]
     parts = partition(image.answered(31, first_useful=31))
     assert ("encode.wait(encoder_budget)", 10) in summarize(parts.ttft)
     text = RequestBuilder()
@@ -150,7 +150,7 @@ def test_second_image_refused_while_running():
         freed=210,
     )
     mine.encoded = {one: [0], two: [1]}
-    mine.refused = [(without, Reason.ENCODER_CACHE), (two, None)]
+    mine.blocked = [(without, Reason.ENCODER_CACHE), (two, None)]
     parts = partition(builder.answered(211, first_useful=211))
     assert summarize(parts.ttft) == [
         ("prefill", 10),
@@ -310,9 +310,10 @@ def any_engine_request(draw, steps):
     engine = EngineRequest("r", joined=draw(MAYBE), steps=draw(st.none() | st.just(steps)))
     engine.held, engine.added = draw(MAYBE), draw(MAYBE)
     engine.members = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2))))
-    engine.refused = draw(st.lists(st.tuples(st.integers(1, 12), st.none() | st.sampled_from(Reason))))
+    engine.blocked = draw(st.lists(st.tuples(st.integers(1, 12), st.none() | st.sampled_from(Reason))))
     engine.encoded = draw(st.dictionaries(st.integers(1, 12), st.just([0])))
-    engine.preempted = draw(st.lists(st.integers(1, 12), max_size=1))
+    engine.preempted = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), max_size=2))
+    engine.resumed = draw(st.dictionaries(st.integers(1, 12), st.integers(0, 9)))
     engine.first_token = draw(st.none() | st.integers(1, 12))
     engine.output_first, engine.output_finished, engine.freed = draw(MAYBE), draw(MAYBE), draw(MAYBE)
     return engine

@@ -1,0 +1,199 @@
+"""Every wait of the real scheduler has its true length and its true reason."""
+
+from __future__ import annotations
+
+
+def test_alone(drive):
+    """A request alone is prefill and decode, and nothing else."""
+    engine = drive()
+    engine.request("a", outputs=3)
+    engine.drain()
+    assert engine.partition("a") == [("prefill", 10), ("decode", 20)]
+
+
+def test_step(drive):
+    """A request that the input thread gets during a step waits for its end."""
+    engine = drive()
+    engine.request("a", outputs=2)
+    late = []
+    engine.during(4, lambda: late.append(engine.request("b", held_only=True)))
+    engine.step()
+    engine.core.add_request(*late[0])
+    engine.drain()
+    assert engine.partition("b") == [("prefill.wait(step)", 6), ("prefill", 10)]
+
+
+def test_seats(drive):
+    """With all seats taken the queue waits for seats, and its head holds it."""
+    engine = drive(max_num_seqs=2)
+    for name in "abcd":
+        engine.request(name, outputs=3)
+    engine.drain()
+    assert engine.partition("c") == [("prefill.wait(seats)", 30), ("prefill", 10), ("decode", 20)]
+    waits = [interval for interval in engine.parts("d").completion if interval.reason]
+    assert [(wait.reason, wait.holder) for wait in waits] == [("seats", "c")]
+
+
+def test_tokens(drive):
+    """A prompt that takes the whole token budget makes the others wait for tokens."""
+    engine = drive(max_num_batched_tokens=64)
+    engine.request("long", 160)
+    engine.request("short", 30)
+    engine.drain()
+    assert engine.partition("long") == [("prefill", 30)]
+    assert engine.partition("short") == [("prefill.wait(tokens)", 20), ("prefill", 10)]
+
+
+def test_kv(drive):
+    """A prompt that finds no free blocks waits for KV."""
+    engine = drive(num_gpu_blocks_override=9, max_model_len=128)
+    engine.request("a", 100, outputs=3)
+    engine.request("b", 100)
+    engine.drain()
+    assert engine.partition("b") == [("prefill.wait(kv)", 30), ("prefill", 10)]
+
+
+def test_preemption(drive):
+    """A preempted request waits in decode.wait, computes again, and then goes on decoding."""
+    engine = drive(num_gpu_blocks_override=8, max_model_len=112)
+    engine.request("a", 47, outputs=20)
+    engine.request("b", 47, outputs=20)
+    engine.drain()
+    parts = engine.parts("b").completion
+    stages = [(interval.stage.value, interval.reason, interval.recompute) for interval in parts]
+    assert stages == [
+        ("prefill", None, False),
+        ("decode", None, False),
+        ("decode.wait", "preempting", False),
+        ("decode.wait", "kv", False),
+        ("prefill", None, True),
+        ("decode", None, False),
+    ]
+    assert engine.partition("a") == [("prefill", 10), ("decode", 190)]
+
+
+def test_nobody_is_taken_in_a_step_that_preempts(drive):
+    """In the step that takes a seat from somebody, the queue waits because of that."""
+    engine = drive(num_gpu_blocks_override=8, max_model_len=112)
+    engine.request("a", 47, outputs=20)
+    engine.request("b", 47, outputs=20)
+    engine.step(2)
+    engine.request("c", 100)
+    engine.drain()
+    reasons = [interval.reason for interval in engine.parts("c").completion if interval.reason]
+    assert "preempting" in reasons
+    assert set(reasons) <= {"preempting", "kv"}
+
+
+def small_encoder(config):
+    """An encoder budget and cache of 250 embeddings: one image of 200, not two."""
+    config.scheduler_config.max_num_encoder_input_tokens = 250
+    config.scheduler_config.encoder_cache_size = 600
+
+
+def small_cache(config):
+    """Room for one image of 200 embeddings in the encoder cache, and budget for more."""
+    config.scheduler_config.max_num_encoder_input_tokens = 600
+    config.scheduler_config.encoder_cache_size = 250
+
+
+def test_encoder_budget(drive):
+    """The second image waits for the encoder's budget; text behind it waits with it, but not for encoding."""
+    engine = drive(after=small_encoder)
+    engine.request("one", 205, images=[(0, 200, "x")])
+    engine.request("two", 205, images=[(0, 200, "y")])
+    engine.request("text", 30)
+    engine.drain()
+    assert engine.partition("one") == [("encode", 100), ("prefill", 10)]
+    assert engine.partition("two") == [("encode.wait(encoder_budget)", 110), ("encode", 100), ("prefill", 10)]
+    assert engine.partition("text") == [("prefill.wait(encoder_budget)", 110), ("prefill", 110)]
+    assert [i.holder for i in engine.parts("text").completion if i.reason] == ["two"]
+
+
+def test_encoder_cache(drive):
+    """An image that finds the encoder's cache full of another one in use waits for the cache."""
+    engine = drive(after=small_cache, max_num_batched_tokens=128)
+    engine.request("one", 205, images=[(0, 200, "x")])
+    engine.step()
+    engine.request("two", 205, images=[(0, 200, "y")])
+    engine.drain()
+    first, *_ = [interval for interval in engine.parts("two").completion if interval.reason]
+    assert (first.stage.value, first.reason) in {
+        ("encode.wait", "encoder_cache"),
+        ("prefill.wait", "tokens"),
+    }
+    assert "encode.wait(encoder_cache)" in dict(engine.partition("two"))
+
+
+def test_second_image_refused_while_running(drive):
+    """Text and first image, then the second image waits for the budget, then it is encoded."""
+    engine = drive(after=small_encoder, max_num_batched_tokens=512)
+    engine.request("other", 205, images=[(0, 200, "z")])
+    engine.request("two", 450, images=[(20, 200, "x"), (230, 200, "y")])
+    engine.drain()
+    assert engine.partition("two") == [
+        ("prefill", 110),
+        ("encode", 100),
+        ("prefill", 10),
+        ("encode", 100),
+        ("prefill", 10),
+    ]
+
+
+def test_paused(drive):
+    """A paused engine makes the queue wait because it is paused."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    engine = drive()
+    engine.request("a", outputs=4)
+    engine.step()
+    engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    engine.request("b")
+    engine.step(2)
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.drain()
+    assert engine.partition("b") == [("prefill.wait(paused)", 20), ("prefill", 10)]
+
+
+def test_deferred(drive, monkeypatch):
+    """Prefills that are put off for the sake of other engines wait because they are deferred."""
+    engine = drive()
+    engine.request("a", outputs=4)
+    engine.step()
+    engine.request("b")
+    with monkeypatch.context() as throttled:
+        throttled.setattr(engine.core, "_should_throttle_prefills", lambda: True)
+        engine.step(2)
+    engine.drain()
+    assert engine.partition("b") == [("prefill.wait(deferred)", 20), ("prefill", 10)]
+
+
+def test_prefix_hit_over_the_image(drive):
+    """An image under a cached prefix is not encoded, and nobody waits for its encoding."""
+    engine = drive(enable_prefix_caching=True)
+    for name in ("first", "again"):
+        engine.request(name, 320, images=[(0, 200, "x")])
+        engine.drain()
+    assert engine.partition("first") == [("encode", 100), ("prefill", 10)]
+    assert engine.partition("again") == [("prefill", 10)]
+    assert engine.timeline("again").facts["cached_tokens"] == 304
+
+
+def test_one_token(drive):
+    """A request of one token has its first token in its last step."""
+    engine = drive()
+    engine.request("a", outputs=1)
+    engine.drain()
+    (seen,) = engine.timeline("a").engine_requests
+    assert seen.first_token == seen.members[0][0]
+
+
+def test_abort_in_the_queue(drive):
+    """A request that is aborted while it waits ends in the wait it was in."""
+    engine = drive(max_num_seqs=1)
+    engine.request("a", outputs=5)
+    engine.request("b")
+    engine.step(2)
+    engine.core.abort_requests(["b"])
+    engine.drain()
+    assert engine.partition("b")[0][0] == "prefill.wait(seats)"
