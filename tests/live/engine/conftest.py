@@ -84,8 +84,6 @@ def make_executor_class(clock, script):
             self._free_at = begin + duration
             script.run_worker(scheduler_output, begin, self._free_at)
             self._output = Output(clock, self._free_at, self._answer(scheduler_output))
-            if script.defer_sampling:
-                return Output(clock, 0, None)
             return self._output
 
         def sample_tokens(self, grammar_output, non_block=False):
@@ -119,7 +117,7 @@ class Driver:
         from stagetrace_vllm.worker import wrap_execute_mm_encoder, wrap_execute_model
         from stagetrace_vllm.wrapping import Installation
 
-        self.folder, self.clock, self.defer_sampling = folder, clock, False
+        self.folder, self.clock = folder, clock
         self.recorder = Recorder(folder)
         self.installation = Installation(self.recorder, HOOKS)
         for name in ("vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
@@ -173,7 +171,7 @@ class Driver:
         """Let something happen so many milliseconds from now, while a step runs."""
         self._during.append((self.clock.now + round(milliseconds * MS), what))
 
-    def request(self, name, tokens=30, *, outputs=1, images=(), held_only=False, **sampling):
+    def request(self, name, tokens=30, *, outputs=1, images=(), held_only=False, lora=None, **sampling):
         """Give the engine a request; ``images`` are (offset, tokens, identifier)."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.sampling_params import SamplingParams
@@ -199,7 +197,7 @@ class Driver:
             sampling_params=SamplingParams(max_tokens=outputs, ignore_eos=True, **sampling),
             pooling_params=None,
             arrival_time=0.0,
-            lora_request=None,
+            lora_request=lora,
             cache_salt=None,
             data_parallel_rank=None,
         )

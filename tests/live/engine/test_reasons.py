@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 
 def test_alone(drive):
     """A request alone is prefill and decode, and nothing else."""
@@ -166,6 +169,46 @@ def test_deferred(drive, monkeypatch):
         engine.step(2)
     engine.drain()
     assert engine.partition("b") == [("prefill.wait(deferred)", 20), ("prefill", 10)]
+
+
+def test_grammar(drive, monkeypatch):
+    """A request whose grammar is still being compiled waits for it, and does not hold up the queue."""
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    gate, compile_grammar = threading.Event(), StructuredOutputManager._create_grammar
+
+    def compile_slowly(self, request):
+        gate.wait(30)
+        return compile_grammar(self, request)
+
+    monkeypatch.setattr(StructuredOutputManager, "_create_grammar", compile_slowly)
+    engine = drive()
+    engine.request("other", outputs=4)
+    wanted = StructuredOutputsParams(regex="[a-z]*")
+    wanted._backend = "xgrammar"
+    guided = engine.request("guided", structured_outputs=wanted)
+    engine.request("behind")
+    engine.step(3)
+    gate.set()
+    while guided.structured_output_request.grammar is None:
+        time.sleep(0.01)
+    engine.drain()
+    assert engine.partition("guided") == [("prefill.wait(grammar)", 30), ("prefill", 10)]
+    assert engine.partition("behind") == [("prefill", 10)]
+
+
+def test_lora(drive):
+    """A request whose adapter finds no place in the step waits for it, and does not hold up the queue."""
+    from vllm.lora.request import LoRARequest
+
+    engine = drive(enable_lora=True, max_loras=1, max_lora_rank=8)
+    engine.request("one", outputs=3, lora=LoRARequest("one", 1, "/nowhere"))
+    engine.request("two", lora=LoRARequest("two", 2, "/nowhere"))
+    engine.request("without")
+    engine.drain()
+    assert engine.partition("two") == [("prefill.wait(lora)", 30), ("prefill", 10)]
+    assert engine.partition("without") == [("prefill", 10)]
 
 
 def test_prefix_hit_over_the_image(drive):
