@@ -406,7 +406,7 @@ def _slots(engine: EngineRequest, stop: int) -> Iterator[Interval]:
         begin, end = max(steps.begins[place], held), steps.ends[place]
         if begin >= stop:
             return
-        if end is None:
+        if end is None or steps.steps[place].contradicted:
             continue
         if place < tried:
             number = steps.steps[place].number

@@ -61,6 +61,7 @@ class ProcessRecords:
         segments = sorted(segments, key=lambda data: data.header.sequence)
         self.header = segments[-1].header
         self.records = 0
+        self.received = 0
         self.requests: dict[int, RequestTimeline] = {}
         self.joins: list[tuple[RequestTimeline, EngineRequest]] = []
         self.outputs: dict[str, list[tuple[int, int, str | None]]] = defaultdict(list)
@@ -99,6 +100,8 @@ class ProcessRecords:
                     handler(self, record)
                 except KeyError:
                     self._set_aside["record_without_beginning"] += 1
+                except (ValueError, IndexError):
+                    self._set_aside["unknown_value"] += 1
 
     def _finish(self) -> None:
         for number, request in self.requests.items():
@@ -147,6 +150,7 @@ class ProcessRecords:
 
     def _on_received(self, record: Record) -> None:
         time, key = record[0], record[1]
+        self.received += 1
         name = f"{self.header.process}-{key}"
         self.requests[key] = RequestTimeline(name, self.header.process, received=time)
 
@@ -196,7 +200,9 @@ class ProcessRecords:
                 item.facts[column] = text
 
     def _on_item_end(self, record: Record) -> None:
-        self.requests[record[1]].items[record[2]].ready = record[0]
+        item = self.requests[record[1]].items[record[2]]
+        if item.ready is None:
+            item.ready = record[0]
 
     def _on_fetch_begin(self, record: Record) -> None:
         self.requests[record[1]].items[record[2]].fetches.append(Fetch(begin=record[0]))
@@ -217,7 +223,12 @@ class ProcessRecords:
         self._jobs[record[1], record[2]].started = record[0]
 
     def _on_job_ended(self, record: Record) -> None:
-        self._jobs[record[1], record[2]].ended = record[0]
+        time, key, number, *_ = record
+        job = self._jobs[key, number]
+        job.ended = time
+        if job.kind is JobKind.DECODE and job.item is not None:
+            # The event loop learns of it later, and that is the wait of the next job.
+            self.requests[key].items[job.item].ready = time
 
     def _on_media_decoded(self, record: Record) -> None:
         _, key, index, size, width_height, form, *_ = record

@@ -15,6 +15,7 @@ from pathlib import Path
 from stagetrace.clock import ClockPair
 from stagetrace.errors import DataError
 from stagetrace.process_records import Media, ProcessRecords
+from stagetrace.reconcile import Check, mark_contradicted, reconcile
 from stagetrace.records import RecordKind
 from stagetrace.segment import SUFFIX, SegmentData, SegmentHeader, read_segment
 from stagetrace.timeline import EngineRequest, Lag, RequestTimeline, Steps
@@ -47,6 +48,7 @@ class SpoolData:
         processes: Who wrote, by process name.
         records: Number of records read.
         set_aside: What could not be used, counted by reason.
+        checks: Counts of the same thing by different witnesses.
     """
 
     requests: list[RequestTimeline]
@@ -56,6 +58,7 @@ class SpoolData:
     processes: dict[str, Process]
     records: int
     set_aside: Counter[str]
+    checks: list[Check]
 
     @property
     def dropped(self) -> int:
@@ -124,6 +127,13 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
         _join_engine(reader, engines, set_aside)
     set_aside["engine_request_without_front_end"] += len(engines)
     requests = [request for reader in readers for request in reader.requests.values()]
+    engine_parts = [
+        (steps[r.header.process], list(r.engine_requests.values()))
+        for r in readers
+        if r.header.process in steps
+    ]
+    for one, mine in engine_parts:
+        set_aside["contradicted_step"] += mark_contradicted(one, mine)
     still_open = [request for request in requests if request.outcome is None]
     set_aside["open_request"] += len(still_open)
     processes = {r.header.process: Process(r.header, r.facts, tuple(r.hooks_off)) for r in readers}
@@ -135,6 +145,7 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
         processes=processes,
         records=sum(reader.records for reader in readers),
         set_aside=+set_aside,
+        checks=reconcile(sum(r.received for r in readers), requests, engine_parts),
     )
 
 

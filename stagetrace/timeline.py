@@ -65,7 +65,7 @@ class Item:
     Attributes:
         index: Its place in the request, from 0.
         begin: When its loading began.
-        ready: When it was loaded, or had failed.
+        ready: When it was decoded, or had failed.
         fetches: Its network fetches.
         facts: What is known of it, by column name of the dataset's ``media`` table.
     """
@@ -96,6 +96,7 @@ class Step:
         head: The engine's id of the request at the head of the queue, or None.
         encoder_items: Number of media items encoded in it.
         decodes: Requests with exactly one token in it.
+        contradicted: Its members are not as many as the scheduler said.
     """
 
     number: int
@@ -112,6 +113,7 @@ class Step:
     encoder_end: int | None = None
     encoder_items: int = 0
     decodes: int = 0
+    contradicted: bool = False
 
 
 class Steps:
@@ -158,6 +160,10 @@ class Steps:
     def place(self, number: int) -> int | None:
         """Return the place of a step by its number, or None when it is not recorded."""
         return self._places.get(number)
+
+    def place_from(self, number: int) -> int:
+        """Return the place of the first step with that number or a later one."""
+        return bisect_left(self.steps, number, key=attrgetter("number"))
 
     def scheduled_from(self, time: int) -> int:
         """Return the place of the first step scheduled at or after a time."""
@@ -210,6 +216,23 @@ class EngineRequest:
     finish_reason: str | None = None
     aborted: bool = False
     facts: dict[str, int] = field(default_factory=dict)
+
+    def spans(self, steps: Steps) -> list[tuple[int, int]]:
+        """Return the places of steps, first and last, of each stretch in which the request has tokens."""
+        freed = len(steps.steps) if self.freed is None else steps.scheduled_from(self.freed)
+        changes = sorted(self.members)
+        found: list[tuple[int, int]] = []
+        opened: int | None = None
+        for number, tokens in changes:
+            place = steps.place_from(number)
+            if tokens and opened is None:
+                opened = place
+            elif not tokens and opened is not None:
+                found.append((opened, place - 1))
+                opened = None
+        if opened is not None:
+            found.append((opened, freed - 1))
+        return [(first, last) for first, last in found if first <= last]
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stagetrace import DataError, Outcome, Recorder, partition, read_spool
 from stagetrace.records import NONE, Fact, JobKind, ReasonCode, RecordKind
@@ -187,6 +189,62 @@ def test_text_defined_in_a_lost_segment_is_counted(tmp_path):
     recorder.record(RecordKind.ENGINE_REQUEST, 1, 4711)
     recorder.record(RecordKind.ENDED, 1)
     assert read_spool(tmp_path).set_aside["text_not_recorded"] == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(0, 2), st.integers(0, 255)), min_size=1, max_size=40
+    )
+)
+@settings(max_examples=150, deadline=None)
+def test_damaged_records_never_break_the_reader(tmp_path_factory, damage):
+    """Whatever bytes stand in the records, a spool is read and every partition is whole."""
+    folder = tmp_path_factory.mktemp("spool")
+    server = Server(folder)
+    for number in (1, 2):
+        key = server.request(number, f"id-{number}", at=30 * number)
+        begin = 30 * number + 7
+        server.step(number, begin, begin + 12, [(key, 30)], encodes=True)
+        server.answer(number, f"id-{number}", key, begin + 12)
+    for path in segment_paths(folder):
+        content = bytearray(path.read_bytes())
+        written = len(content.rstrip(b"\0")) - HEADER_BYTES
+        for place, only, value in damage:
+            if only == place % 3:
+                content[HEADER_BYTES + place % written] = value
+        path.write_bytes(content)
+    data = read_spool(folder)
+    for request in (*data.requests, *data.open_requests):
+        check_partition(request, partition(request))
+
+
+def test_contradicted_step_is_unattributed(tmp_path):
+    """A step whose members are not as many as the scheduler said is marked, and its time is not guessed."""
+    server = Server(tmp_path)
+    key = server.request(1, "id")
+    server.step(1, 7, 20, [(key, 30)])
+    server.engine.record_at(20 * MS, RecordKind.STEP, 2, 5, 3, 3, 0)
+    server.engine.record_at(20 * MS, RecordKind.MEMBER, key, 2, 1, 0)
+    server.engine.record_at(30 * MS, RecordKind.STEP_DONE, 2, 10 * MS)
+    server.answer(1, "id", key, 30)
+    data = read_spool(tmp_path)
+    assert data.set_aside["contradicted_step"] == 1
+    assert [check.name for check in data.checks if not check.holds] == [
+        "requests in steps, summed over steps"
+    ]
+    assert ("unattributed", 10) in summarize(partition(data.requests[0]).completion)
+
+
+def test_sound_records_reconcile(tmp_path):
+    """Counts by different witnesses agree where nothing is missing."""
+    server = Server(tmp_path)
+    for number in (1, 2):
+        key = server.request(number, f"id-{number}", at=30 * number)
+        server.step(number, 30 * number + 7, 30 * number + 19, [(key, 30)])
+        server.answer(number, f"id-{number}", key, 30 * number + 19)
+    data = read_spool(tmp_path)
+    assert len(data.checks) == 5
+    assert [check for check in data.checks if not check.holds] == []
 
 
 def test_empty_folder_is_one_clear_line(tmp_path):
