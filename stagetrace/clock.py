@@ -16,6 +16,7 @@ monotonic_ns = time.monotonic_ns
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE = Path("/proc/self/ns/time")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,14 @@ def read_pair() -> ClockPair:
         readings.append((after - before, wall, (before + after) // 2))
     _, wall, middle = min(readings)
     return ClockPair(unix_ns=wall, monotonic_ns=middle)
+
+
+def pid_namespace() -> str:
+    """Name the namespace of this process's id; the id means nothing outside it."""
+    try:
+        return _PID_NAMESPACE.readlink().name
+    except OSError:
+        return "pid:none"
 
 
 def clock_domain() -> str:

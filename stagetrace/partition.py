@@ -61,6 +61,10 @@ _OWN_WAITS: Final = {
 """Waits named after the reason that keeps the request itself out of steps."""
 
 
+IDLE_NS: Final = 5_000_000
+"""A gap between two steps up to here is scheduling and belongs to the later one; a longer one is a wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The stages of a request, in order of time, without gap or overlap.
@@ -148,7 +152,7 @@ def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) ->
         yield from _without_engine(request, front, end)
         return
     yield from _handoff(front, engine, engine.held)
-    stop = _end_of_first_useful(engine, request.outputs_before, end)
+    stop = _end_of_first_useful(engine, request.tokens_before, end)
     yield from _walk(engine, stop)
     yield Interval(Stage.RESPOND, stop, end)
 
@@ -250,9 +254,10 @@ def _last_to_finish(engines: Sequence[EngineRequest]) -> EngineRequest | None:
 
 
 def _first_to_deliver(request: RequestTimeline) -> EngineRequest | None:
-    if request.outputs_before is None:
+    if request.tokens_before is None:
         return _last_to_finish(request.engine_requests)
-    return min(request.engine_requests, key=lambda e: (e.output_first is None, e.output_first), default=None)
+    mine = [engine for engine in request.engine_requests if engine.index == request.choice]
+    return mine[0] if mine else _last_to_finish(request.engine_requests)
 
 
 def _end_of_output(engine: EngineRequest, end: int) -> int:
@@ -262,9 +267,9 @@ def _end_of_output(engine: EngineRequest, end: int) -> int:
     return _slot_end(engine, place, min(known))
 
 
-def _end_of_first_useful(engine: EngineRequest, outputs_before: int | None, end: int) -> int:
+def _end_of_first_useful(engine: EngineRequest, tokens_before: int | None, end: int) -> int:
     """Return the end of the step whose output made the first useful byte."""
-    if outputs_before is None:
+    if tokens_before is None:
         return _end_of_output(engine, end)
     place = _last_work(engine, end)
     steps = engine.steps
@@ -273,7 +278,7 @@ def _end_of_first_useful(engine: EngineRequest, outputs_before: int | None, end:
         return _slot_end(engine, place, end)
     state = _States(engine)
     mine = (p for p in range(first, place + 1) if state.tokens(p))
-    return _slot_end(engine, next(islice(mine, outputs_before, None), place), end)
+    return _slot_end(engine, next(islice(mine, tokens_before, None), place), end)
 
 
 def _last_work(engine: EngineRequest, cutoff: int) -> int | None:
@@ -323,6 +328,13 @@ class _States:
                 return range(preempted, self._steps[place].number + 1)
         return range(preempted, self._steps[-1].number + 1 if self._steps else 0)
 
+    def _is_seated(self, number: int) -> bool:
+        """Whether the request has been in a step and has not lost its seat since."""
+        had = max((step for step, tokens in self._members if tokens and step < number), default=None)
+        if had is None:
+            return False
+        return not any(had < step <= number for step, _ in self._engine.preempted)
+
     def _block(self, number: int) -> Reason | None:
         found = bisect_right(self._blocked, number, key=itemgetter(0))
         return self._blocked[found - 1][1] if found else None
@@ -353,14 +365,26 @@ class _States:
         yield work._replace(stage=Stage.ENCODE, begin=opened, end=closed)
         yield work._replace(begin=closed)
 
+    def idle(self, place: int, begin: int, end: int) -> Interval:
+        """Return what the request did while the engine scheduled nothing, before the step at a place."""
+        steps = self._engine.steps
+        paused = steps is not None and steps.was_paused(begin, end)
+        stage = Stage.PREFILL_WAIT if self._is_before_first(self._steps[place]) else Stage.DECODE_WAIT
+        return Interval(stage, begin, end, Reason.PAUSED if paused else Reason.UNKNOWN)
+
+    def _is_before_first(self, step: Step) -> bool:
+        return self._engine.first_token is None or step.number <= self._engine.first_token
+
     def _wait(self, step: Step, begin: int, end: int) -> Interval:
-        before_first = self._engine.first_token is None or step.number <= self._engine.first_token
         own = self._block(step.number)
-        stage = Stage.PREFILL_WAIT if before_first else Stage.DECODE_WAIT
+        stage = Stage.PREFILL_WAIT if self._is_before_first(step) else Stage.DECODE_WAIT
         if own is not None:
             return Interval(
                 _OWN_WAITS.get(own, stage), begin, end, own, first_step=step.number, last_step=step.number
             )
+        if self._is_seated(step.number):
+            reason = step.running_reason or Reason.UNKNOWN
+            return Interval(stage, begin, end, reason, first_step=step.number, last_step=step.number)
         holder = None if step.head == self._engine.identifier else step.head
         reason = step.reason or Reason.UNKNOWN
         return Interval(stage, begin, end, reason, holder, first_step=step.number, last_step=step.number)
@@ -401,17 +425,23 @@ def _slots(engine: EngineRequest, stop: int) -> Iterator[Interval]:
     if steps is None or held is None:
         return
     states = _States(engine)
-    tried = steps.scheduled_from(held if engine.added is None else engine.added)
+    added = held if engine.added is None else engine.added
     for place in range(steps.ending_after(held), len(steps.steps)):
         begin, end = max(steps.begins[place], held), steps.ends[place]
         if begin >= stop:
             return
         if end is None or steps.steps[place].contradicted:
             continue
-        if place < tried:
-            number = steps.steps[place].number
-            yield Interval(
-                Stage.PREFILL_WAIT, begin, end, Reason.STEP, None, first_step=number, last_step=number
-            )
-        else:
-            yield from states.slot(place, begin, min(end, stop))
+        step = steps.steps[place]
+        if step.scheduled < added:
+            yield _waiting_for_step(begin, end, step.number)
+            continue
+        if step.scheduled - begin > IDLE_NS:
+            yield _waiting_for_step(begin, min(added, step.scheduled), step.number)
+            yield states.idle(place, max(begin, added), step.scheduled)
+            begin = step.scheduled
+        yield from states.slot(place, begin, min(end, stop))
+
+
+def _waiting_for_step(begin: int, end: int, number: int) -> Interval:
+    return Interval(Stage.PREFILL_WAIT, begin, end, Reason.STEP, first_step=number, last_step=number)

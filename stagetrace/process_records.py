@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
 
-from stagetrace.clock import clock_domain
+from stagetrace.clock import clock_domain, pid_namespace
 from stagetrace.records import NONE, RECORD, Fact, JobKind, ReasonCode, RecordKind
 from stagetrace.segment import Record, SegmentData, SegmentHeader
 from stagetrace.stages import Outcome, Reason
@@ -27,8 +27,10 @@ _TEXT_COLUMNS: Final = {
     Fact.ERROR: "error_code",
 }
 _NUMBER_COLUMNS: Final = {Fact.INTENDED_UNIX_NS: "intended_unix_ns", Fact.MAX_TOKENS: "max_tokens"}
-_PROCESS_FACTS: Final = {Fact.MODEL: "model", Fact.ENGINE_VERSION: "engine_version"}
+_PROCESS_FACTS: Final = {Fact.MODEL: "model"}
 _CANCELLED: Final = 1
+_AGE_NS: Final = 1 << 61
+"""No host has been up for so long; later times are damage, and their differences would not fit."""
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class ProcessRecords:
         self.engine_media: dict[int, dict[int, Media]] = defaultdict(dict)
         self.steps: dict[int, Step] = {}
         self.worker_steps: dict[tuple[int, int], WorkerStep] = defaultdict(WorkerStep)
+        self.pauses: list[tuple[int, bool]] = []
         self.facts: dict[str, str] = {}
         self.lags: list[Lag] = []
         self.hooks_off: list[str] = []
@@ -90,7 +93,7 @@ class ProcessRecords:
         for data in segments:
             self.records += len(data.body) // RECORD.size
             # By time, because a record of one thread may stand before an earlier one of another.
-            records = (r for r in data if r[6] != RecordKind.DEFINE)
+            records = (r for r in data if r[6] != RecordKind.DEFINE and self._is_of_this_age(r))
             for record in sorted(records, key=itemgetter(0)):
                 handler = _HANDLERS.get(record[6])
                 if handler is None:
@@ -102,6 +105,12 @@ class ProcessRecords:
                     self._set_aside["record_without_beginning"] += 1
                 except (ValueError, IndexError):
                     self._set_aside["unknown_value"] += 1
+
+    def _is_of_this_age(self, record: Record) -> bool:
+        if 0 <= record[0] < _AGE_NS:
+            return True
+        self._set_aside["impossible_time"] += 1
+        return False
 
     def _finish(self) -> None:
         for number, request in self.requests.items():
@@ -130,7 +139,7 @@ class ProcessRecords:
 
     def _outcome(self, number: int, request: RequestTimeline) -> Outcome | None:
         if request.ended is None:
-            return None if _is_alive(self.header) else Outcome.LOST
+            return Outcome.LOST if _is_gone(self.header) else None
         status = request.facts.get("status")
         if "error_code" not in request.facts:
             if isinstance(status, int) and status >= 400:  # noqa: PLR2004 - HTTP
@@ -165,7 +174,8 @@ class ProcessRecords:
     def _on_first_useful(self, record: Record) -> None:
         request = self.requests[record[1]]
         request.first_useful = record[0]
-        request.outputs_before = None if record[2] == NONE else record[2]
+        request.tokens_before = None if record[2] == NONE else record[2]
+        request.choice = record[3]
 
     def _on_last_byte(self, record: Record) -> None:
         self.requests[record[1]].last_byte = record[0]
@@ -184,7 +194,10 @@ class ProcessRecords:
 
     def _on_fact_number(self, record: Record) -> None:
         _, key, fact, low, high, *_ = record
-        self.requests[key].facts[_NUMBER_COLUMNS[Fact(fact)]] = low | high << 32
+        value = low | high << 32
+        if value >= _AGE_NS << 1:
+            raise ValueError(value)
+        self.requests[key].facts[_NUMBER_COLUMNS[Fact(fact)]] = value
 
     def _on_fact_text(self, record: Record) -> None:
         _, key, fact, number, *_ = record
@@ -193,9 +206,10 @@ class ProcessRecords:
             self.requests[key].facts[_TEXT_COLUMNS[Fact(fact)]] = text
 
     def _on_item_begin(self, record: Record) -> None:
-        time, key, index, scheme, host, *_ = record
+        time, key, index, scheme, host, modality, *_ = record
         item = self.requests[key].items[index] = Item(index, begin=time)
-        for column, text in (("scheme", self._text(scheme)), ("host", self._text(host))):
+        for column, number in (("scheme", scheme), ("host", host), ("modality", modality)):
+            text = self._text(number)
             if text is not None:
                 item.facts[column] = text
 
@@ -258,15 +272,21 @@ class ProcessRecords:
         if identifier is None:
             self._set_aside["text_not_recorded"] += 1
             return
-        self.joins.append((request, EngineRequest(identifier, joined=record[0])))
+        self.joins.append((request, EngineRequest(identifier, joined=record[0], index=record[3])))
 
     def _on_output_first(self, record: Record) -> None:
+        self._note_output(record, None)
+
+    def _on_output_finished(self, record: Record) -> None:
+        self._note_output(record, self._text(record[3]))
+
+    def _on_aborted(self, record: Record) -> None:
+        self._note_output(record, None)
+
+    def _note_output(self, record: Record, reason: str | None) -> None:
         identifier = self._text(record[2])
         if identifier is not None:
-            self.outputs[identifier].append((record[6], record[0], self._text(record[3])))
-
-    _on_output_finished = _on_output_first
-    _on_aborted = _on_output_first
+            self.outputs[identifier].append((record[6], record[0], reason))
 
     # --- engine ---
 
@@ -296,7 +316,8 @@ class ProcessRecords:
             running=running & 0xFFFF,
             decodes=running >> 16,
             waiting=waiting,
-            reason=_REASONS.get(packed >> 16),
+            reason=_REASONS.get(packed >> 16 & 0xFF),
+            running_reason=_REASONS.get(packed >> 24),
         )
 
     def _on_head(self, record: Record) -> None:
@@ -336,6 +357,9 @@ class ProcessRecords:
         request.freed = time
         request.finish_reason = self._text(status)
         request.facts["output_tokens"] = output_tokens
+
+    def _on_pause(self, record: Record) -> None:
+        self.pauses.append((record[0], bool(record[2])))
 
     # --- worker and process ---
 
@@ -377,13 +401,14 @@ def _read_texts(segments: Iterable[SegmentData]) -> dict[int, str]:
     }
 
 
-def _is_alive(header: SegmentHeader) -> bool:
-    if header.clock != clock_domain():
+def _is_gone(header: SegmentHeader) -> bool:
+    """Whether a process has certainly ended; of another host, container or boot that cannot be told."""
+    if (header.clock, header.pid_namespace) != (clock_domain(), pid_namespace()) or header.pid <= 0:
         return False
     try:
         os.kill(header.pid, 0)
     except ProcessLookupError:
-        return False
-    except PermissionError:
         return True
-    return True
+    except (PermissionError, OverflowError):
+        return False
+    return False

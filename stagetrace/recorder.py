@@ -1,8 +1,9 @@
 """The recorder: one per process, nothing to start, nothing to flush.
 
-A record is packed straight into the mapped segment: no thread, no lock, no
-buffer.  The segment is opened on the first record, and again after a fork, so
-that a process which never serves leaves no file.
+A record is packed straight into the mapped segment: no thread, no buffer, and no
+lock but while a new segment is opened.  The first one is opened on the first
+record, and again after a fork, so that a process which never serves leaves no
+file.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from stagetrace.segment import SEGMENT_BYTES, Segment, new_header, new_process_n
 FAULT_LIMIT: Final = 1000
 """After so many internal faults a process stops recording."""
 
+_LOCK_S: Final = 0.05
 _RETRY_NS: Final = 1_000_000_000
 _INTERNED_MAX: Final = 4096
 
@@ -180,7 +182,10 @@ class Recorder:
 
     def _next_segment(self, full: Segment, kind: int) -> Segment:
         """Open the next segment, unless another thread just did or opening failed just now."""
-        with self._lock:
+        # Never for long: a host's thread may be here, even twice, when a collected object records.
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return self._segment
+        try:
             now = monotonic_ns()
             if self._segment is not full or now < self._retry_at or self.faults >= FAULT_LIMIT:
                 return self._segment
@@ -194,6 +199,8 @@ class Recorder:
             self._sequence += 1
             segment.count(self.dropped, self.faults)
             self._segment = segment
+        finally:
+            self._lock.release()
         for announcement in list(self._announced):
             self._write_announcement(*announcement)
         return segment

@@ -3,7 +3,9 @@
 A record is ``(time_ns, key, a, b, c, d, kind, magic)``.  ``magic`` is the last
 field in memory, so a record that was cut off while being written is seen as
 such.  ``key`` says whom the record is about, ``a`` to ``d`` depend on the kind;
-the comment behind each kind gives their meaning.  Strings are defined once, in
+the comment behind each kind gives their meaning.  What is recorded *by change*
+holds until it is recorded again, and a STEP that would say the same as the one
+before it is left out.  Strings are defined once, in
 ``DEFINE`` records of 20 bytes each, and referred to by number.
 """
 
@@ -33,16 +35,16 @@ class RecordKind(IntEnum):
     HOOK_OFF = 3  # b text: a hook point that is not as known
 
     # The API server's; the key is the request's number in its process
-    RECEIVED = 20  # a text: path
+    RECEIVED = 20
     BODY_COMPLETE = 21  # a, b: bytes (low, high)
     RESPONSE_STARTED = 22  # a: status, b: 1 when it streams
-    FIRST_USEFUL = 23  # a: outputs sent before it without content, NONE when all output comes at once
+    FIRST_USEFUL = 23  # a: tokens before it that made none, NONE when all comes at once, b: choice
     LAST_BYTE = 24
     DISCONNECTED = 25
     ENDED = 26  # a: 1 when cancelled, 2 when the application raised
     FACT_NUMBER = 27  # a: fact, b, c: value (low, high)
     FACT_TEXT = 28  # a: fact, b: text
-    ITEM_BEGIN = 29  # a: item, b: text: scheme, c: text: host
+    ITEM_BEGIN = 29  # a: item, b: text: scheme, c: text: host, d: text: modality
     ITEM_END = 30  # a: item, b: 1 when failed
     FETCH_BEGIN = 31  # a: item
     FETCH_END = 32  # a: item, b: attempts, c: 1 when failed
@@ -51,27 +53,27 @@ class RecordKind(IntEnum):
     JOB_ENDED = 35  # a: job, b: 1 when failed
     MEDIA_DECODED = 36  # a: item, b: bytes, c: width << 16 | height, d: text: format
     PROCESSOR_CACHE = 37  # a: item, b: 1 when hit
-    ENGINE_REQUEST = 38  # a: text: the engine's id of the request
+    ENGINE_REQUEST = 38  # a: text: the engine's id of the request, b: choice
     OUTPUT_FIRST = 39  # a: text: the engine's id
     OUTPUT_FINISHED = 40  # a: text: the engine's id, b: text: finish reason
     ABORTED = 41  # a: text: the engine's id
     MEDIA_CACHED = 42  # a: item that vLLM's media cache held
     LOOP_LAG = 43  # key: 0; time: when the event loop was due, a, b: nanoseconds it was late (low, high)
 
-    # STEP is left out when it would say the same as the step before.
     # The engine's; the key is the text number of the request's id, or the step where it says so
     HELD = 60  # a: prompt tokens, b: maximum output tokens, c: media items
     ENGINE_ITEM = 61  # a: item, b: text: identifier, c: embeddings, d: position of its last prompt token
     ADDED = 62
-    STEP = 63  # key: step, a: tokens, b: requests | reason << 16, c: running | decodes << 16, d: waiting
+    STEP = 63  # key: step, a: tokens, b: requests | reasons << 16, c: running | decodes << 16, d: waiting
     HEAD = 64  # key: step, a: request at the head of the queue; by change
     MEMBER = 65  # a: step, b: tokens (0: not in it), c: tokens computed before; by change
     STEP_ITEM = 66  # key: step, a: request, b: item that is encoded in it
     BLOCKED = 67  # a: step, b: reason of its own (0: no longer); by change
-    PREEMPTED = 68  # a: step, b: its tokens so far, to be computed again
+    PREEMPTED = 68  # a: step, b: tokens that are to be computed again
     STEP_DONE = 69  # key: step, a, b: nanoseconds since it was scheduled (low, high)
     FIRST_TOKEN = 70  # a: step
     FREED = 71  # a: text: status, b: output tokens
+    PAUSE = 72  # a: 1 when the engine is paused, 0 when it goes on
 
     # The worker's; the key is the step
     STEP_BEGIN = 90  # a: number of the engine's process
@@ -110,7 +112,6 @@ class Fact(IntEnum):
     MAX_TOKENS = 7
     ERROR = 8
     MODEL = 9
-    ENGINE_VERSION = 10
 
 
 class ReasonCode(IntEnum):

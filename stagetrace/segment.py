@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from stagetrace._version import __version__
-from stagetrace.clock import ClockPair, clock_domain, read_pair
+from stagetrace.clock import ClockPair, clock_domain, pid_namespace, read_pair
 from stagetrace.errors import DataError
 from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind
 
@@ -30,6 +30,7 @@ HEADER_BYTES: Final = 4096
 SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """131,000 records: about ten minutes of a busy engine."""
 
+_LATEST_NS: Final = 1 << 61
 _FIXED: Final = struct.Struct("<8sIIIII")
 _COUNTERS: Final = struct.Struct("<II")
 _COUNTERS_OFFSET: Final = 16
@@ -45,7 +46,8 @@ class SegmentHeader:
         process: Random name of the writing process, the same in all its segments.
         number: 32-bit number of the process, by which other processes' records refer to it.
         sequence: 0 for the first segment of the process.
-        pid: Process id.
+        pid: Process id, in its namespace.
+        pid_namespace: Name of that namespace.
         role: ``api``, ``engine``, ``worker`` or ``process``, from the first record.
         host: Host name.
         clock: Name of the monotonic clock (:func:`stagetrace.clock.clock_domain`).
@@ -59,6 +61,7 @@ class SegmentHeader:
     number: int
     sequence: int
     pid: int
+    pid_namespace: str
     role: str
     host: str
     clock: str
@@ -123,6 +126,7 @@ def new_header(process: str, number: int, sequence: int, role: str) -> SegmentHe
         number=number,
         sequence=sequence,
         pid=os.getpid(),
+        pid_namespace=pid_namespace(),
         role=role,
         host=socket.gethostname(),
         clock=clock_domain(),
@@ -143,6 +147,7 @@ def _write_header(memory: mmap.mmap, header: SegmentHeader) -> None:
             "number": header.number,
             "sequence": header.sequence,
             "pid": header.pid,
+            "pid_namespace": header.pid_namespace,
             "role": header.role,
             "host": header.host[:255],
             "clock": header.clock,
@@ -221,11 +226,14 @@ def _read_header(path: Path, content: bytes) -> SegmentHeader:
     try:
         facts: dict[str, Any] = json.loads(content[_FIXED.size : _FIXED.size + length])
         pair = ClockPair(unix_ns=int(facts["unix_ns"]), monotonic_ns=int(facts["monotonic_ns"]))
+        if not (0 <= pair.unix_ns < _LATEST_NS and 0 <= pair.monotonic_ns < _LATEST_NS):
+            raise ValueError(pair)  # noqa: TRY301 - told like all the other damage
         return SegmentHeader(
             process=str(facts["process"]),
             number=int(facts["number"]),
             sequence=int(facts["sequence"]),
             pid=int(facts["pid"]),
+            pid_namespace=str(facts["pid_namespace"]),
             role=str(facts["role"]),
             host=str(facts["host"]),
             clock=str(facts["clock"]),
@@ -234,5 +242,5 @@ def _read_header(path: Path, content: bytes) -> SegmentHeader:
             dropped=dropped,
             faults=faults,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: broken segment header") from error

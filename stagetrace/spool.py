@@ -27,7 +27,7 @@ class Process:
 
     Attributes:
         header: Header of its last segment.
-        facts: What it said of itself: ``model``, ``engine_version``.
+        facts: What it said of itself: ``model``.
         hooks_off: Hook points that were not as known, so that nothing is recorded there.
     """
 
@@ -113,19 +113,25 @@ def read_spool(folder: Path) -> SpoolData:
     return _join(readers, set_aside)
 
 
+_Engines = dict[tuple[str, str], list[tuple[ProcessRecords, int]]]
+"""Engine requests not yet joined, by clock and id; a client may use an id again."""
+
+
 def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolData:
-    engines: dict[tuple[str, str], tuple[ProcessRecords, int]] = {}
+    engines: _Engines = defaultdict(list)
     by_number: dict[int, ProcessRecords] = {reader.header.number: reader for reader in readers}
     for reader in readers:
         _join_worker(reader, by_number, set_aside)
-    steps = {r.header.process: Steps(r.header.process, r.steps.values()) for r in readers if r.steps}
+    steps = {
+        r.header.process: Steps(r.header.process, r.steps.values(), r.pauses) for r in readers if r.steps
+    }
     for reader in readers:
         for key, request in reader.engine_requests.items():
             request.steps = steps.get(reader.header.process)
-            engines[reader.header.clock, request.identifier] = (reader, key)
+            engines[reader.header.clock, request.identifier].append((reader, key))
     for reader in readers:
         _join_engine(reader, engines, set_aside)
-    set_aside["engine_request_without_front_end"] += len(engines)
+    set_aside["engine_request_without_front_end"] += sum(map(len, engines.values()))
     requests = [request for reader in readers for request in reader.requests.values()]
     engine_parts = [
         (steps[r.header.process], list(r.engine_requests.values()))
@@ -162,6 +168,11 @@ def _join_worker(
         step.begin = _earlier(step.begin, found.begin)
         step.encoder_begin = _earlier(step.encoder_begin, found.encoder_begin)
         step.encoder_end = _later(step.encoder_end, found.encoder_end)
+    for step in reader.steps.values():
+        before = reader.steps.get(step.number - 1)
+        if step.encoder_end is not None and before is not None and before.done is not None:
+            # On a device the host only launches the encoder; its part of the step is then not known.
+            set_aside["encoder_part_outside_its_step"] += step.encoder_end <= before.done
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
@@ -172,22 +183,19 @@ def _later(one: int | None, other: int | None) -> int | None:
     return max((time for time in (one, other) if time is not None), default=None)
 
 
-def _join_engine(
-    reader: ProcessRecords,
-    engines: dict[tuple[str, str], tuple[ProcessRecords, int]],
-    set_aside: Counter[str],
-) -> None:
-    for request, seen in reader.joins:
-        found = engines.pop((reader.header.clock, seen.identifier), None)
+def _join_engine(reader: ProcessRecords, engines: _Engines, set_aside: Counter[str]) -> None:
+    for request, seen in sorted(reader.joins, key=lambda join: join[1].joined or 0):
+        waiting = engines.get((reader.header.clock, seen.identifier))
         engine = seen
-        if found is None:
+        if not waiting:
             set_aside["request_without_engine"] += 1
         else:
-            owner, key = found
+            waiting.sort(key=_held)
+            owner, key = waiting.pop(0)
             engine = owner.engine_requests[key]
-            engine.joined = seen.joined
-            _add_media(request, engine, owner.engine_media.get(key, {}))
-            request.facts |= engine.facts
+            engine.joined, engine.index = seen.joined, seen.index
+            _add_media(request, engine, owner.engine_media.get(key, {}), set_aside)
+            _add_facts(request, engine)
             if "model" in owner.facts:
                 request.facts["model"] = owner.facts["model"]
         for kind, time, text in reader.outputs.get(seen.identifier, ()):
@@ -195,6 +203,21 @@ def _join_engine(
         if engine.finish_reason is not None:
             request.facts["finish_reason"] = engine.finish_reason
         request.engine_requests.append(engine)
+
+
+def _held(found: tuple[ProcessRecords, int]) -> int:
+    reader, key = found
+    return reader.engine_requests[key].held or 0
+
+
+def _add_facts(request: RequestTimeline, engine: EngineRequest) -> None:
+    """Take the facts of the first of a request's engine requests, and the output tokens of all."""
+    before = request.facts.get("output_tokens")
+    more = engine.facts.get("output_tokens")
+    for name, value in engine.facts.items():
+        request.facts.setdefault(name, value)
+    if before is not None and more is not None:
+        request.facts["output_tokens"] = int(before) + more
 
 
 def _add_output(engine: EngineRequest, kind: int, time: int, text: str | None) -> None:
@@ -207,17 +230,22 @@ def _add_output(engine: EngineRequest, kind: int, time: int, text: str | None) -
         engine.aborted = True
 
 
-def _add_media(request: RequestTimeline, engine: EngineRequest, media: dict[int, Media]) -> None:
+def _add_media(
+    request: RequestTimeline, engine: EngineRequest, media: dict[int, Media], set_aside: Counter[str]
+) -> None:
+    """Add what the engine knows of the items; it numbers them by place in the prompt, over all modalities."""
+    alike = {item.facts.get("modality") for item in request.items.values()} <= {"image"}
+    if media and not (alike and len(media) == len(request.items)):
+        set_aside["request_whose_media_items_cannot_be_told_apart"] += 1
+        return
     encoded = {item for items in engine.encoded.values() for item in items}
     cached_tokens = engine.facts.get("cached_tokens")
     for index, found in media.items():
-        item = request.items.get(index)
-        if item is None:
-            continue
-        item.facts["tokens"] = found.embeddings
+        facts = request.items[index].facts
+        facts["tokens"] = found.embeddings
         if found.identifier is not None:
-            item.facts["hash"] = found.identifier
+            facts["hash"] = found.identifier
         if index in encoded:
-            item.facts["encoder_cache"] = "miss"
-        elif cached_tokens is not None:
-            item.facts["encoder_cache"] = "prefix" if found.last_position < cached_tokens else "hit"
+            facts["encoder_cache"] = "miss"
+        elif cached_tokens is not None and engine.first_token is not None:
+            facts["encoder_cache"] = "prefix" if found.last_position < cached_tokens else "hit"

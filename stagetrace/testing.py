@@ -156,14 +156,14 @@ class RequestBuilder:
         return engine
 
     def answered(
-        self, last_byte: float, *, first_useful: float | None = None, outputs_before: int | None = 0
+        self, last_byte: float, *, first_useful: float | None = None, tokens_before: int | None = 0
     ) -> RequestTimeline:
         """End the request with its last byte and return its timeline."""
         request = self.request
         request.outcome = Outcome.OK
         request.last_byte = request.ended = _ns(last_byte)
         request.first_useful = None if first_useful is None else _ns(first_useful)
-        request.outputs_before = outputs_before
+        request.tokens_before = tokens_before
         return request
 
     def broken_off(self, ended: float) -> RequestTimeline:

@@ -93,6 +93,7 @@ class Step:
         running: Requests that held a seat.
         waiting: Requests in the queue after scheduling.
         reason: Why those stayed out, or None.
+        running_reason: Why requests with a seat have no tokens in it, or None.
         head: The engine's id of the request at the head of the queue, or None.
         encoder_items: Number of media items encoded in it.
         decodes: Requests with exactly one token in it.
@@ -106,6 +107,7 @@ class Step:
     running: int = 0
     waiting: int = 0
     reason: Reason | None = None
+    running_reason: Reason | None = None
     head: str | None = None
     begin: int | None = None
     done: int | None = None
@@ -127,14 +129,16 @@ class Steps:
     Args:
         engine: Name of the engine's process.
         steps: Its steps, in any order.
+        pauses: (time, paused) whenever the engine was paused or went on.
 
     Attributes:
         begins: Begin of each slot.
         ends: End of each slot, or None when it is not known.
     """
 
-    def __init__(self, engine: str, steps: Iterable[Step]) -> None:
+    def __init__(self, engine: str, steps: Iterable[Step], pauses: Iterable[tuple[int, bool]] = ()) -> None:
         self.engine = engine
+        self._pauses = sorted(pauses)
         self.steps = sorted(steps, key=attrgetter("number"))
         self._places = {step.number: place for place, step in enumerate(self.steps)}
         self._scheduled = [step.scheduled for step in self.steps]
@@ -156,6 +160,13 @@ class Steps:
         before = self._places.get(step.number - 1)
         end = None if before is None else self.ends[before]
         return step.scheduled if end is None else end
+
+    def was_paused(self, begin: int, end: int) -> bool:
+        """Whether the engine was paused at any time in ``[begin, end)``."""
+        before = bisect_left(self._pauses, (begin, True))
+        if before and self._pauses[before - 1][1]:
+            return True
+        return any(paused for time, paused in self._pauses[before:] if time < end)
 
     def place(self, number: int) -> int | None:
         """Return the place of a step by its number, or None when it is not recorded."""
@@ -180,6 +191,7 @@ class EngineRequest:
 
     Attributes:
         identifier: The engine's id of it.
+        index: Which of several answers (``n > 1``) it makes.
         joined: When the API server gave it to the engine.
         steps: The engine's steps.
         held: When the engine's input thread held it.
@@ -200,6 +212,7 @@ class EngineRequest:
     """
 
     identifier: str
+    index: int = 0
     joined: int | None = None
     steps: Steps | None = None
     held: int | None = None
@@ -245,7 +258,8 @@ class RequestTimeline:
         received: When the application was called.
         body_complete: When the last byte of the body was there.
         first_useful: When the first useful byte had been handed to the transport.
-        outputs_before: Outputs sent before it that held nothing useful; None when all comes at once.
+        tokens_before: Tokens before it that made nothing useful; None when all comes at once.
+        choice: Which of several answers (``n > 1``) it belongs to.
         last_byte: When the last byte had been handed to the transport.
         ended: When the application returned.
         outcome: How it ended; None while it is open.
@@ -260,7 +274,8 @@ class RequestTimeline:
     received: int
     body_complete: int | None = None
     first_useful: int | None = None
-    outputs_before: int | None = None
+    tokens_before: int | None = None
+    choice: int = 0
     last_byte: int | None = None
     ended: int | None = None
     outcome: Outcome | None = None

@@ -6,13 +6,15 @@ from its second to its last is not mentioned again in between.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Any, Final
 
 from stagetrace.clock import monotonic_ns
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
-from stagetrace_vllm.reading import attribute
+from stagetrace_vllm.reading import attribute, digest
 
 STEP_MARK: Final = "_stagetrace_step"
 """Attribute of the scheduler's output that carries the step to the worker."""
@@ -32,6 +34,9 @@ _PREEMPTED = int(RecordKind.PREEMPTED)
 _STEP_DONE = int(RecordKind.STEP_DONE)
 _FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
 _FREED = int(RecordKind.FREED)
+_PAUSE = int(RecordKind.PAUSE)
+_SEARCHED: Final = 16
+"""So many requests at the head of a queue are looked at; a queue may hold thousands."""
 _U32: Final = 0xFFFFFFFF
 _NO_REASON = int(ReasonCode.NONE)
 _SEATS = int(ReasonCode.SEATS)
@@ -51,20 +56,13 @@ _STATUS_REASONS: Final = {
 }
 
 
-class StepMark(NamedTuple):
-    """What a worker needs to know of the step it runs.
+StepMark = tuple[int, int, bool, int]
+"""What a worker needs to know of the step it runs: number of the engine's process, number of
+the step in it, whether media items are encoded in it, when its scheduling began.
 
-    Attributes:
-        engine: Number of the engine's process.
-        step: Number of the step in it.
-        encodes: Whether media items are encoded in it.
-        scheduled: When its scheduling began.
-    """
-
-    engine: int
-    step: int
-    encodes: bool
-    scheduled: int
+A plain tuple, because it is pickled with the scheduler's output and a worker on another
+host need not have this package.
+"""
 
 
 class _StepTrace:
@@ -137,11 +135,12 @@ def _watch_encoder_cache(scheduler: Any, recorder: Recorder) -> None:
     trace = _trace_of(scheduler)
     original = manager.can_allocate
 
-    def can_allocate(request: Any, input_id: int, encoder_compute_budget: int, *args: Any) -> Any:
-        allowed = original(request, input_id, encoder_compute_budget, *args)
+    def can_allocate(*args: Any, **kwargs: Any) -> Any:
+        allowed = original(*args, **kwargs)
         if not allowed:
             try:
-                over = request.get_num_encoder_embeds(input_id) > encoder_compute_budget
+                request, item, budget = args[:3]
+                over = request.get_num_encoder_embeds(item) > budget
                 trace.can_allocate = (request.request_id, _ENCODER_BUDGET if over else _ENCODER_CACHE)
             except Exception:
                 recorder.fault()
@@ -172,12 +171,12 @@ def _note_held(request: Any, recorder: Recorder) -> None:
     recorder.record_at(held, _HELD, key, request.num_prompt_tokens, request.max_tokens, len(features))
     for index, feature in enumerate(features):
         place = feature.mm_position
-        identifier = recorder.define(feature.identifier)
+        identifier = recorder.define(digest(feature.identifier))
         last = place.offset + place.length - 1
         recorder.record(_ENGINE_ITEM, key, index, identifier, place.get_num_embeds(), last)
 
 
-def wrap_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def wrap_scheduler_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     """Record when the scheduler holds a request: from here on it has tried it."""
 
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +201,8 @@ def wrap_preempt_request(original: Callable[..., Any], recorder: Recorder) -> Ca
             try:
                 trace = _trace_of(self)
                 trace.preempting = True
-                recorder.record(_PREEMPTED, key, trace.number + 1, request.num_tokens)
+                computed = min(request.num_computed_tokens, request.num_tokens)
+                recorder.record(_PREEMPTED, key, trace.number + 1, computed)
             except Exception:
                 recorder.fault()
         return original(self, request, *args, **kwargs)
@@ -227,6 +227,19 @@ def wrap_free_request(original: Callable[..., Any], recorder: Recorder) -> Calla
     return free_request
 
 
+def wrap_set_pause_state(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record when the engine is paused and when it goes on: nothing may be scheduled in between."""
+
+    def set_pause_state(self: Any, pause_state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            recorder.record(_PAUSE, 0, pause_state.name != "UNPAUSED")
+        except Exception:
+            recorder.fault()
+        return original(self, pause_state, *args, **kwargs)
+
+    return set_pause_state
+
+
 # --- steps -----------------------------------------------------------------------------------------
 
 
@@ -249,8 +262,29 @@ def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Rec
 
 def _note_refusal(trace: _StepTrace, identifier: str) -> None:
     said_no, trace.can_allocate = trace.can_allocate, None
-    known = said_no is not None and said_no[0] == identifier
-    trace.blocked[identifier] = said_no[1] if said_no is not None and known else _UNKNOWN
+    if said_no is not None and said_no[0] == identifier:
+        trace.blocked[identifier] = said_no[1]
+
+
+def wrap_handle_blocked_waiting_request(
+    original: Callable[..., Any], recorder: Recorder
+) -> Callable[..., Any]:
+    """Notice that the scheduler looked at a request, found it not ready, and passed it over.
+
+    Its status alone would not do: it stays as it was while nobody looks, as when all seats are taken.
+    """
+
+    def handle_blocked_waiting_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        ready = original(self, request, *args, **kwargs)
+        if not ready:
+            try:
+                reason = _STATUS_REASONS.get(request.status.name, _UNKNOWN)
+                _trace_of(self).blocked[request.request_id] = reason
+            except Exception:
+                recorder.fault()
+        return ready
+
+    return handle_blocked_waiting_request
 
 
 def wrap_ec_transfer_pending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -273,6 +307,9 @@ def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = monotonic_ns()
+        trace = attribute(self, "__dict__")
+        if trace is not None and (remembered := trace.get(_TRACE)) is not None:
+            remembered.preempting = False
         output = original(self, *args, **kwargs)
         try:
             _note_step(self, output, begin, bool(args and args[0]), recorder)
@@ -289,24 +326,30 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
     preempting, trace.preempting = trace.preempting, False
     tokens = output.total_num_scheduled_tokens
     running, waiting = scheduler.get_request_counts()
-    if not tokens and (trace.polling or not running + waiting):
+    if not tokens and (trace.polling or not (running or waiting)):
         # Polls of a blocked queue come a thousand times a second: only the first one is a step.
         return
     trace.polling = not tokens
     number = trace.number = trace.number + 1
     encodes = bool(output.scheduled_encoder_inputs)
-    setattr(output, STEP_MARK, StepMark(recorder.number, number, encodes, begin))
-    _note_own_reasons(scheduler, blocked)
-    head = _head(scheduler) if waiting else None
-    if head is None:
-        reason = _running_reason(scheduler, output)
-    elif preempting:
-        reason = _PREEMPTING
-    else:
-        reason = _queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
+    setattr(output, STEP_MARK, (recorder.number, number, encodes, begin))
+    head, reason, left_out = None, _UNKNOWN, _UNKNOWN
+    try:
+        left_out = _running_reason(scheduler, output)
+        head = _head(scheduler, blocked) if waiting else None
+        if head is None:
+            reason = _NO_REASON
+        elif preempting:
+            reason = _PREEMPTING
+        else:
+            reason = _queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
+        _note_adapters(scheduler, reason, blocked)
+    except Exception:
+        # A step without its reason is better than no step.
+        recorder.fault()
     if output.num_scheduled_tokens != trace.members:
         trace.decodes = list(output.num_scheduled_tokens.values()).count(1)
-    requests = len(output.num_scheduled_tokens) | reason << 16
+    requests = len(output.num_scheduled_tokens) | reason << 16 | left_out << 24
     composition = (tokens, requests, running | trace.decodes << 16, waiting)
     if composition != trace.composition or not tokens:
         trace.composition = composition
@@ -323,23 +366,30 @@ def _key_of(scheduler: Any, identifier: str) -> int:
     return getattr(scheduler.requests.get(identifier), _KEY, NONE)
 
 
-def _note_own_reasons(scheduler: Any, blocked: dict[str, int]) -> None:
-    """Add the requests that the scheduler passed over one by one, each for a reason of its own."""
-    for request in scheduler.deferred_waiting:
-        identifier = request.request_id
-        if identifier not in blocked:
-            by_status = _STATUS_REASONS.get(request.status.name)
-            unexplained = _LORA if request.lora_request is not None else _UNKNOWN
-            blocked[identifier] = unexplained if by_status is None else by_status
+def _note_adapters(scheduler: Any, reason: int, blocked: dict[str, int]) -> None:
+    """Add requests that were passed over for their adapter, where the queue was not left before them."""
+    if scheduler.lora_config is None or reason in {_SEATS, _TOKENS, _PAUSED, _PREEMPTING}:
+        return
+    for request in islice(scheduler.deferred_waiting, _SEARCHED):
+        if request.lora_request is not None and request.status.name in {"WAITING", "PREEMPTED"}:
+            blocked.setdefault(request.request_id, _LORA)
 
 
-def _head(scheduler: Any) -> Any:
-    """Return the first request of the queue that was not passed over, or None."""
+def _head(scheduler: Any, blocked: Mapping[str, int]) -> Any:
+    """Return the request at which the queue was left: the first that was not passed over, or None."""
     queue = scheduler.kv_holding_waiting or scheduler.waiting
     head = queue.peek_request() if queue else None
-    if head is None or head not in scheduler.deferred_waiting:
+    if head is None or not _is_passed_over(scheduler, head, blocked):
         return head
-    return next((request for request in scheduler.waiting if request not in scheduler.deferred_waiting), None)
+    if not isinstance(queue, deque):
+        return None  # a priority queue is copied whole to be looked through
+    behind = islice(queue, 1, _SEARCHED)
+    return next((request for request in behind if not _is_passed_over(scheduler, request, blocked)), None)
+
+
+def _is_passed_over(scheduler: Any, request: Any, blocked: Mapping[str, int]) -> bool:
+    adapter = scheduler.lora_config is not None and request.lora_request is not None
+    return request in scheduler.deferred_waiting and (adapter or request.request_id in blocked)
 
 
 def _queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throttled: bool) -> int:
@@ -349,7 +399,7 @@ def _queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throt
     seated = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
     if seated >= scheduler.max_num_active_reqs:
         return _SEATS
-    if _is_exhausted(scheduler, output):
+    if _is_exhausted(scheduler, output) or _must_fit_whole(scheduler, output, head):
         return _TOKENS
     if own is not None:
         return own
@@ -359,10 +409,18 @@ def _queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throt
 
 
 def _running_reason(scheduler: Any, output: Any) -> int:
-    """Say why running requests were left out of a step whose queue is empty or passed over."""
+    """Say why running requests were left out of a step."""
     if len(output.num_scheduled_tokens) >= len(scheduler.running):
         return _NO_REASON
     return _TOKENS if _is_exhausted(scheduler, output) else _UNKNOWN
+
+
+def _must_fit_whole(scheduler: Any, output: Any, head: Any) -> bool:
+    """Whether a prompt that may not be chunked is larger than what is left of the token budget."""
+    if scheduler.scheduler_config.enable_chunked_prefill:
+        return False
+    left = scheduler.max_num_scheduled_tokens - output.total_num_scheduled_tokens
+    return bool(head.num_tokens > left)
 
 
 def _is_exhausted(scheduler: Any, output: Any) -> bool:
@@ -425,14 +483,15 @@ def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) ->
             return original(self, scheduler_output, *args, **kwargs)
         try:
             done = monotonic_ns()
-            took = done - mark.scheduled
-            recorder.record_at(done, _STEP_DONE, mark.step, took & _U32, took >> 32)
-            _trace_of(self).done = mark.step
+            _, number, _, scheduled = mark
+            took = done - scheduled
+            recorder.record_at(done, _STEP_DONE, number, took & _U32, took >> 32)
+            _trace_of(self).done = number
         except Exception:
             recorder.fault()
         result = original(self, scheduler_output, *args, **kwargs)
         try:
-            _note_first_tokens(self, recorder)
+            _note_first_tokens(self, scheduler_output, recorder)
         except Exception:
             recorder.fault()
         return result
@@ -440,9 +499,9 @@ def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) ->
     return update_from_output
 
 
-def _note_first_tokens(scheduler: Any, recorder: Recorder) -> None:
+def _note_first_tokens(scheduler: Any, output: Any, recorder: Recorder) -> None:
     trace = _trace_of(scheduler)
-    for identifier in list(trace.prefilling):
+    for identifier in trace.prefilling.keys() & output.num_scheduled_tokens.keys():
         request = scheduler.requests.get(identifier)
         if request is not None and request.num_output_tokens:
             _note_first_token(trace, request, recorder)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, JobKind, RecordKind
 from stagetrace_vllm.http import TracedRequest, current_request
-from stagetrace_vllm.reading import job_kind, media_format, media_size, scheme_and_host
+from stagetrace_vllm.reading import job_kind, media_format, media_modality, media_size, scheme_and_host
 
 _ITEM_BEGIN = int(RecordKind.ITEM_BEGIN)
 _ITEM_END = int(RecordKind.ITEM_END)
@@ -166,7 +166,9 @@ def wrap_load_from_url_async(original: Callable[..., Any], recorder: Recorder) -
         try:
             scheme, host = scheme_and_host(url)
             host_number = recorder.intern(host) if host else NONE
-            recorder.record(_ITEM_BEGIN, request.number, item.index, recorder.intern(scheme), host_number)
+            modality = recorder.intern(media_modality(args[0] if args else kwargs.get("media_io")))
+            scheme_number = recorder.intern(scheme)
+            recorder.record(_ITEM_BEGIN, request.number, item.index, scheme_number, host_number, modality)
         except Exception:
             recorder.fault()
         token = _current_item.set(item)
@@ -236,18 +238,21 @@ def wrap_get_cache_missing_items(original: Callable[..., Any], recorder: Recorde
 
 # --- to the engine and back ------------------------------------------------------------------------
 
+_ADD_REQUEST: Final = ("prompt", "parent_req", "request_index", "queue")
 _engine_requests: dict[str, tuple[int, int]] = {}
 """The engine's id of each request in flight -> the request's number, the id's text number."""
 
 
-def wrap_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+def wrap_output_processor_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     """Join a request with the engine's id of it."""
 
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         traced = current_request.get()
         if traced is not None:
             try:
-                _note_engine_request(traced.number, request, recorder)
+                named = dict(zip(_ADD_REQUEST, args, strict=False)) | kwargs
+                _note_engine_request(traced.number, request, named.get("request_index", 0), recorder)
+                traced.delivery.watch(named.get("queue"), recorder)
             except Exception:
                 recorder.fault()
         return original(self, request, *args, **kwargs)
@@ -255,13 +260,13 @@ def wrap_add_request(original: Callable[..., Any], recorder: Recorder) -> Callab
     return add_request
 
 
-def _note_engine_request(number: int, request: Any, recorder: Recorder) -> None:
+def _note_engine_request(number: int, request: Any, index: int, recorder: Recorder) -> None:
     identifier = request.request_id
     if identifier in _engine_requests:
         return
     text = recorder.define(identifier)
     _engine_requests[identifier] = (number, text)
-    recorder.record(_ENGINE_REQUEST, number, text)
+    recorder.record(_ENGINE_REQUEST, number, text, index)
     recorder.record(_FACT_TEXT, number, _EXTERNAL_ID, recorder.define(request.external_req_id))
     max_tokens = getattr(request.sampling_params, "max_tokens", None)
     if max_tokens is not None:

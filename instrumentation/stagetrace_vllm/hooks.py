@@ -59,8 +59,8 @@ HOOKS: Final = (
     Hook(
         "vllm.v1.engine.output_processor",
         "OutputProcessor.add_request",
-        ("self", "request"),
-        frontend.wrap_add_request,
+        ("self", "request", "prompt", "parent_req", "request_index", "queue"),
+        frontend.wrap_output_processor_add_request,
         "the join with the engine",
     ),
     Hook(
@@ -109,7 +109,7 @@ HOOKS: Final = (
         "vllm.v1.core.sched.scheduler",
         "Scheduler.add_request",
         ("self", "request"),
-        engine.wrap_add_request,
+        engine.wrap_scheduler_add_request,
         "first tokens, the reason step",
     ),
     Hook(
@@ -128,6 +128,20 @@ HOOKS: Final = (
         ("self", "request", "num_computed_tokens", "num_new_tokens"),
         engine.wrap_try_schedule_encoder_inputs,
         "encode.wait",
+    ),
+    Hook(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler._handle_blocked_waiting_request",
+        ("self", "request"),
+        engine.wrap_handle_blocked_waiting_request,
+        "the reasons grammar and remote_kv",
+    ),
+    Hook(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.set_pause_state",
+        ("self", "pause_state"),
+        engine.wrap_set_pause_state,
+        "the reason paused while nothing is scheduled",
     ),
     Hook(
         "vllm.v1.core.sched.scheduler",

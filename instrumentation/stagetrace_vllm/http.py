@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from itertools import count
 from typing import Any, Final
@@ -12,7 +13,7 @@ from typing import Any, Final
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, RecordKind
 from stagetrace_vllm.lag import LagSampler
-from stagetrace_vllm.reading import HEADER_MAX_BYTES, baggage_facts
+from stagetrace_vllm.reading import baggage_facts, is_trace_parent
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -23,7 +24,8 @@ PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Requests that are traced: those that end in the engine and whose stages are known."""
 
 _USEFUL: Final = re.compile(rb'"(?:content|reasoning|reasoning_content|text|arguments|name)":"(?!")')
-_SERVER_ERROR: Final = 400
+_UNIX_NS_DIGITS: Final = 19
+_FIRST_ERROR: Final = 400
 _U32: Final = 0xFFFFFFFF
 
 _RECEIVED = int(RecordKind.RECEIVED)
@@ -37,17 +39,79 @@ _FACT_NUMBER = int(RecordKind.FACT_NUMBER)
 _FACT_TEXT = int(RecordKind.FACT_TEXT)
 
 
+class Delivery:
+    """Which of the engine's tokens the next chunk of a stream is made of.
+
+    Chunks are not tokens: a parser may swallow tokens, a slow consumer finds
+    several merged, and ``--stream-interval`` holds them back.  So until the
+    first useful chunk the queue between the engine's outputs and the request's
+    task is watched, on that one queue object.
+    """
+
+    __slots__ = ("_pending", "_queue", "_tokens", "taken")
+
+    def __init__(self) -> None:
+        self._queue: Any = None
+        self._tokens: dict[int, int] = {}
+        self._pending: tuple[int, int] | None = None
+        self.taken = (0, 0)
+
+    def watch(self, queue: Any, recorder: Recorder) -> None:
+        """Watch a queue; several answers of a request share one."""
+        if queue is None or self._queue is not None:
+            return
+        self._queue = queue
+        put, get, get_nowait = queue.put, queue.get, queue.get_nowait
+
+        def watched_put(output: Any) -> None:
+            try:
+                self._note_put(output)
+            except Exception:
+                recorder.fault()
+            put(output)
+
+        async def watched_get() -> Any:
+            output = await get()
+            self._note_taken()
+            return output
+
+        def watched_get_nowait() -> Any:
+            output = get_nowait()
+            if output is not None:
+                self._note_taken()
+            return output
+
+        queue.put, queue.get, queue.get_nowait = watched_put, watched_get, watched_get_nowait
+
+    def release(self) -> None:
+        """Watch no longer."""
+        if self._queue is not None:
+            del self._queue.put, self._queue.get, self._queue.get_nowait
+            self._queue = None
+
+    def _note_put(self, output: Any) -> None:
+        for choice in getattr(output, "outputs", ()):
+            known = self._tokens.get(choice.index, 0) + len(choice.token_ids)
+            self._tokens[choice.index] = known
+            if self._pending is None and known:
+                self._pending = (choice.index, known - 1)
+
+    def _note_taken(self) -> None:
+        if self._pending is not None:
+            self.taken, self._pending = self._pending, None
+
+
 class TracedRequest:
     """What is known of a request while it is in the API server."""
 
-    __slots__ = ("body_bytes", "failed", "items", "jobs", "number", "outputs_before", "streams", "useful")
+    __slots__ = ("body_bytes", "delivery", "failed", "items", "jobs", "number", "streams", "useful")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.items = count()
         self.jobs = count()
         self.body_bytes = 0
-        self.outputs_before = 0
+        self.delivery = Delivery()
         self.streams = False
         self.failed = False
         self.useful = False
@@ -55,6 +119,14 @@ class TracedRequest:
 
 current_request: ContextVar[TracedRequest | None] = ContextVar("stagetrace_request", default=None)
 """The request that the running task, or the running job, works for."""
+
+
+_numbers = count(1)
+
+
+def _path(scope: Any) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def wrap_config_load(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -84,16 +156,18 @@ class TracedApplication:
         self._application = application
         self._recorder = recorder
         self._lag = LagSampler(recorder)
-        self._numbers = count(1)
 
     def __call__(self, scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request; only those of ``PATHS`` get a frame of ours."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
-            return self._application(scope, receive, send)
-        return self._trace(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "POST" and _path(scope) in PATHS:
+            return self._trace(scope, receive, send)
+        if current_request.get() is not None:
+            # A pipelined request begins in the context of the one before it.
+            current_request.set(None)
+        return self._application(scope, receive, send)
 
     async def _trace(self, scope: Any, receive: Receive, send: Send) -> None:
-        request = TracedRequest(next(self._numbers))
+        request = TracedRequest(next(_numbers))
         record, number = self._recorder.record, request.number
         self._begin(request, scope)
         self._lag.enter()
@@ -106,15 +180,16 @@ class TracedApplication:
         else:
             record(_ENDED, number)
         finally:
-            current_request.reset(token)
             self._lag.leave()
+            with suppress(ValueError):  # closed by the collector, in a context that is not its own
+                current_request.reset(token)
 
     def _begin(self, request: TracedRequest, scope: Any) -> None:
         recorder = self._recorder
         try:
             recorder.record(_RECEIVED, request.number)
             for name, value in scope["headers"]:
-                if name == b"traceparent" and len(value) <= HEADER_MAX_BYTES:
+                if name == b"traceparent" and is_trace_parent(value):
                     text = recorder.define(value.decode("latin-1"))
                     recorder.record(_FACT_TEXT, request.number, Fact.TRACEPARENT, text)
                 elif name == b"baggage":
@@ -127,7 +202,7 @@ class TracedApplication:
         for fact, text in baggage_facts(value):
             if fact is not Fact.INTENDED_UNIX_NS:
                 recorder.record(_FACT_TEXT, number, fact, recorder.intern(text))
-            elif text.isdecimal() and len(text) < 20:  # noqa: PLR2004 - what 64 bits hold
+            elif text.isascii() and text.isdecimal() and len(text) <= _UNIX_NS_DIGITS:
                 at = int(text)
                 recorder.record(_FACT_NUMBER, number, fact, at & _U32, at >> 32)
 
@@ -172,7 +247,7 @@ class TracedApplication:
 
     def _note_start(self, request: TracedRequest, message: Message) -> None:
         status = message["status"]
-        request.failed = status >= _SERVER_ERROR
+        request.failed = status >= _FIRST_ERROR
         request.streams = any(
             name.lower() == b"content-type" and value.startswith(b"text/event-stream")
             for name, value in message.get("headers", ())
@@ -192,6 +267,6 @@ class TracedApplication:
             self._recorder.record(_FIRST_USEFUL, request.number, NONE)
         elif _USEFUL.search(body):
             request.useful = True
-            self._recorder.record(_FIRST_USEFUL, request.number, request.outputs_before)
-        elif body.startswith(b"data: {") and b'"role":' not in body:
-            request.outputs_before += 1
+            choice, tokens_before = request.delivery.taken
+            self._recorder.record(_FIRST_USEFUL, request.number, tokens_before, choice)
+            request.delivery.release()

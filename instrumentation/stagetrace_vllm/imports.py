@@ -25,8 +25,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
     def start(self) -> None:
         """Look at what is imported already, and watch the rest."""
         for name in [name for name in self._waiting if name in sys.modules]:
-            self._waiting.discard(name)
-            self._found(sys.modules[name])
+            self._executed(sys.modules[name])
         sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
@@ -40,12 +39,20 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         """Find a watched module by the other finders, with a loader that tells when it is there."""
         if fullname not in self._waiting:
             return None
-        self._waiting.discard(fullname)
-        spec = importlib.util.find_spec(fullname)
+        self._waiting.discard(fullname)  # the other finders are asked, and not this one again
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._waiting.add(fullname)
         if spec is None or spec.loader is None:
             return spec
-        spec.loader = _TellingLoader(spec.loader, self._found)
+        spec.loader = _TellingLoader(spec.loader, self._executed)
         return spec
+
+    def _executed(self, module: ModuleType) -> None:
+        # Only now: a module whose import fails may be imported again.
+        self._waiting.discard(module.__name__)
+        self._found(module)
 
 
 class _TellingLoader(importlib.abc.Loader):

@@ -44,7 +44,7 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Take all hooks out again."""
+    """Take all hooks out again; objects that were made in between keep theirs until they go."""
     if _Plugin.watcher is not None:
         _Plugin.watcher.stop()
     if _Plugin.installation is not None:

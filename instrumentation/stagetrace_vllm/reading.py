@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -25,6 +27,7 @@ _BAGGAGE_FACTS: Final = {
     BAGGAGE_ARM: Fact.ARM,
     BAGGAGE_INTENDED_UNIX_NS: Fact.INTENDED_UNIX_NS,
 }
+_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _JOBS: Final = {
     "safe_apply_chat_template": JobKind.TEMPLATE,
     "_apply_chat_template": JobKind.TEMPLATE,
@@ -51,6 +54,16 @@ def attribute(host: Any, name: str) -> Any:
         return getattr(host, name, None)
     except Exception:
         return None
+
+
+def digest(identifier: str) -> str:
+    """Shorten an identifier of a media item; a client may have put anything into it."""
+    return hashlib.blake2b(identifier.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def is_trace_parent(value: bytes) -> bool:
+    """Whether a ``traceparent`` header has the form of the W3C recommendation."""
+    return _TRACE_PARENT.fullmatch(value) is not None
 
 
 def job_kind(function: Callable[..., Any]) -> JobKind | None:
@@ -83,7 +96,15 @@ def scheme_and_host(url: str) -> tuple[str, str]:
     scheme = head.partition(":")[0].lower()
     if scheme not in {"http", "https"}:
         return (scheme if scheme in {"data", "file"} else "other"), ""
-    return scheme, urlsplit(head).hostname or ""
+    try:
+        return scheme, urlsplit(head).hostname or ""
+    except ValueError:
+        return scheme, ""
+
+
+def media_modality(media_io: Any) -> str:
+    """Name the modality that vLLM's reader of a media item is for: ``image``, ``audio``, ``video``."""
+    return type(media_io).__name__.removesuffix("MediaIO").lower()
 
 
 def media_format(content: bytes) -> str | None:

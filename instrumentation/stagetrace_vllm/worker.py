@@ -32,7 +32,8 @@ def wrap_execute_model(original: Callable[..., Any], recorder: Recorder) -> Call
         mark = attribute(scheduler_output, STEP_MARK)
         if mark is None:
             return original(self, scheduler_output, *args, **kwargs)
-        recorder.record(_STEP_BEGIN, mark.step, mark.engine)
+        engine, step, *_ = mark
+        recorder.record(_STEP_BEGIN, step, engine)
         _Current.step = mark
         try:
             return original(self, scheduler_output, *args, **kwargs)
@@ -47,12 +48,13 @@ def wrap_execute_mm_encoder(original: Callable[..., Any], recorder: Recorder) ->
 
     def execute_mm_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
         mark = _Current.step
-        if mark is None or not mark.encodes:
+        if mark is None or not mark[2]:
             return original(self, *args, **kwargs)
-        recorder.record(_ENCODE_BEGIN, mark.step, mark.engine)
+        engine, step, *_ = mark
+        recorder.record(_ENCODE_BEGIN, step, engine)
         try:
             return original(self, *args, **kwargs)
         finally:
-            recorder.record(_ENCODE_END, mark.step, mark.engine)
+            recorder.record(_ENCODE_END, step, engine)
 
     return execute_mm_encoder

@@ -202,7 +202,7 @@ def test_answer_in_one_piece_has_its_decoding_before_its_first_byte():
         freed=15,
         output_finished=15.5,
     )
-    parts = partition(builder.answered(17, first_useful=16, outputs_before=None))
+    parts = partition(builder.answered(17, first_useful=16, tokens_before=None))
     assert summarize(parts.ttft) == [("prefill", 10), ("decode", 5), ("respond", 1)]
 
 
@@ -215,7 +215,7 @@ def test_tokens_without_text_belong_to_the_time_to_the_first_useful_byte():
     builder.engine(
         engine.steps(), joined=0, held=0, added=0, members=[(1, 30), (2, 1)], first_token=1, freed=50
     )
-    parts = partition(builder.answered(51, first_useful=33, outputs_before=2))
+    parts = partition(builder.answered(51, first_useful=33, tokens_before=2))
     assert summarize(parts.ttft) == [("prefill", 10), ("decode", 20), ("respond", 3)]
 
 
@@ -324,7 +324,7 @@ def any_request(draw):
     """Records of a request as damage, clocks and bugs could leave them."""
     request = RequestTimeline("r", "api", received=draw(TIMES))
     request.first_useful, request.last_byte, request.ended = draw(MAYBE), draw(MAYBE), draw(MAYBE)
-    request.outputs_before = draw(st.none() | st.integers(0, 4))
+    request.tokens_before = draw(st.none() | st.integers(0, 4))
     kinds = st.sampled_from(JobKind)
     items = st.none() | st.integers(0, 2)
     request.jobs = draw(st.lists(st.builds(Job, kinds, items, TIMES, MAYBE, MAYBE), max_size=6))
@@ -379,7 +379,7 @@ def true_request(draw):
     engine.first_token = len(steps)
     engine.freed = engine.output_first = engine.output_finished = later()
     request.engine_requests.append(engine)
-    request.outputs_before = 0
+    request.tokens_before = 0
     request.first_useful = request.last_byte = request.ended = later()
     return request
 
@@ -407,7 +407,7 @@ def test_waiting_is_the_sum_of_waits(horizon):
     """Waiting time counts the wait stages and nothing else."""
     builder = RequestBuilder()
     builder.job(JobKind.TOKENIZE, 1, 4, 6)
-    request = builder.answered(10, first_useful=10, outputs_before=None)
+    request = builder.answered(10, first_useful=10, tokens_before=None)
     assert partition(request).waiting(horizon) == 3_000_000
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from stagetrace import Outcome, Recorder, read_spool
-from stagetrace_vllm.http import TracedApplication
+from stagetrace_vllm.http import Delivery, TracedApplication
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -50,21 +51,77 @@ def answering(*bodies, status=200, headers=()):
 
 
 def test_stream(tmp_path):
-    """The first useful byte is the first delta with content; those without are counted, the role is not."""
+    """The first useful byte is the first delta with content; role and empty deltas are not."""
     sent, (request,) = run(tmp_path, answering(ROLE, EMPTY, EMPTY, TOKEN, TOKEN, b"", headers=SSE))
     assert len(sent) == 7
     assert request.outcome is Outcome.OK
-    assert request.outputs_before == 2
+    assert request.tokens_before == 0
     assert request.facts["stream"] is True
     assert (
         request.received < request.body_complete < request.first_useful < request.last_byte <= request.ended
     )
 
 
+class Queue:
+    """A queue like vLLM's between its outputs and a request's task: what is not taken is merged."""
+
+    def __init__(self):
+        self.waiting = None
+
+    def put(self, output):
+        if self.waiting is None:
+            self.waiting = output
+        else:
+            self.waiting.outputs.extend(output.outputs)
+
+    async def get(self):
+        return self.get_nowait()
+
+    def get_nowait(self):
+        taken, self.waiting = self.waiting, None
+        return taken
+
+
+def output(*tokens, index=0):
+    """An output of the engine with so many new tokens."""
+    return SimpleNamespace(outputs=[SimpleNamespace(index=index, token_ids=list(tokens))])
+
+
+def test_tokens_are_counted_where_chunks_are_not(tmp_path):
+    """A chunk belongs to the first token taken for it, however many were swallowed before or merged after."""
+    delivery, queue = Delivery(), Queue()
+    delivery.watch(queue, Recorder(tmp_path))
+    for token in range(3):
+        queue.put(output(token))
+        assert queue.get_nowait() is not None
+    assert queue.get_nowait() is None
+    assert delivery.taken == (0, 2)
+    queue.put(output(3))
+    queue.put(output(4))
+    asyncio.run(queue.get())
+    assert delivery.taken == (0, 3)
+    queue.put(output(5, 6, 7, 8))
+    queue.get_nowait()
+    assert delivery.taken == (0, 8)
+    delivery.release()
+    assert vars(queue) == {"waiting": None}
+
+
+def test_choices_are_told_apart(tmp_path):
+    """With several answers the chunk belongs to the one whose token came first."""
+    delivery, queue = Delivery(), Queue()
+    delivery.watch(queue, Recorder(tmp_path))
+    delivery.watch(queue, Recorder(tmp_path))
+    queue.put(output(1, index=1))
+    queue.put(output(1, index=0))
+    queue.get_nowait()
+    assert delivery.taken == (1, 0)
+
+
 def test_answer_in_one_piece(tmp_path):
     """Without streaming the first useful byte is the body."""
     _, (request,) = run(tmp_path, answering(b'{"choices":[{"message":{"content":""}}]}'))
-    assert request.outputs_before is None
+    assert request.tokens_before is None
     assert request.first_useful <= request.last_byte
     assert request.facts["stream"] is False
 

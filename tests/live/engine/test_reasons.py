@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 
@@ -158,6 +159,79 @@ def test_paused(drive):
     assert engine.partition("b") == [("prefill.wait(paused)", 20), ("prefill", 10)]
 
 
+def test_pause_in_which_nothing_is_scheduled(drive):
+    """A pause that stops the whole engine is a wait, and neither prefill nor decode."""
+    from vllm.v1.core.sched.interface import PauseState
+
+    engine = drive()
+    engine.request("a", outputs=3)
+    engine.step()
+    engine.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    engine.clock.advance(1000)
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.drain()
+    assert engine.partition("a") == [("prefill", 10), ("decode.wait(paused)", 1000), ("decode", 20)]
+
+
+def test_idle_engine_with_a_request_is_a_wait(drive):
+    """Time in which the engine schedules nothing although it holds a request is no work."""
+    engine = drive()
+    held = engine.request("a", held_only=True)
+    engine.clock.advance(300)
+    engine.core.add_request(*held)
+    engine.drain()
+    assert engine.partition("a") == [("prefill.wait(step)", 300), ("prefill", 10)]
+
+
+def test_preempted_in_its_prompt_computes_only_that_again(drive):
+    """A request that loses its seat in the middle of its prompt repeats what it had, and no more."""
+    engine = drive(
+        num_gpu_blocks_override=14,
+        max_model_len=208,
+        max_num_batched_tokens=64,
+        scheduler_reserve_full_isl=False,
+    )
+    engine.request("a", 30, outputs=40)
+    engine.step(2)
+    engine.request("b", 180, outputs=2)
+    engine.drain()
+    (seen,) = engine.timeline("b").engine_requests
+    assert seen.preempted
+    for _, computed in seen.preempted:
+        assert computed < 180
+    again = sum(i.last_step - i.first_step + 1 for i in engine.parts("b").completion if i.recompute)
+    assert again <= sum(-(-computed // 64) for _, computed in seen.preempted)
+
+
+def test_mark_of_a_step_needs_nothing_of_ours_to_be_read(drive):
+    """The scheduler's output can be unpickled by a worker that does not have the plug-in."""
+    engine = drive()
+    engine.request("a")
+    output = engine.scheduler.schedule()
+    pickled = pickle.dumps(output)
+    assert b"stagetrace_vllm" not in pickled
+    assert pickle.loads(pickled)._stagetrace_step[1] == 1  # noqa: S301 - it is our own
+
+
+def test_long_queue_costs_little(drive):
+    """The work of a step's hooks does not grow with the queue."""
+    engine = drive(max_num_seqs=1)
+    engine.request("first", outputs=50)
+    engine.step()
+    looked_at = []
+
+    class Watched(dict):
+        def get(self, key, default=None):
+            looked_at.append(key)
+            return super().get(key, default)
+
+    for number in range(300):
+        engine.request(f"queued-{number}")
+    engine.scheduler.requests = Watched(engine.scheduler.requests)
+    engine.step()
+    assert len(looked_at) < 10
+
+
 def test_deferred(drive, monkeypatch):
     """Prefills that are put off for the sake of other engines wait because they are deferred."""
     engine = drive()
@@ -196,6 +270,21 @@ def test_grammar(drive, monkeypatch):
     engine.drain()
     assert engine.partition("guided") == [("prefill.wait(grammar)", 30), ("prefill", 10)]
     assert engine.partition("behind") == [("prefill", 10)]
+
+
+def test_grammar_is_no_reason_while_nobody_looks(drive, monkeypatch):
+    """With all seats taken a guided request waits for seats, whatever its status says."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine = drive(max_num_seqs=1)
+    engine.request("other", outputs=3)
+    wanted = StructuredOutputsParams(regex="[a-z]*")
+    wanted._backend = "xgrammar"
+    guided = engine.request("guided", structured_outputs=wanted)
+    while guided.structured_output_request.grammar is None:
+        time.sleep(0.01)
+    engine.drain()
+    assert engine.partition("guided") == [("prefill.wait(seats)", 30), ("prefill", 10)]
 
 
 def test_lora(drive):
