@@ -151,11 +151,22 @@ class ClassReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """A thing counted by two witnesses, over all datasets; ``holds`` if they agree in each."""
+
+    name: str
+    expected: float
+    found: float
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Ingest:
     """What the datasets were made from.
 
     ``set_aside`` is by reason.  ``hooks_off`` counts, by hook point, the
     processes that did not know it and therefore recorded nothing there.
+    ``checks`` are counts that must agree.
     """
 
     records: int
@@ -164,6 +175,7 @@ class Ingest:
     dropped: int
     faults: int
     hooks_off: Mapping[str, int]
+    checks: tuple[Check, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +268,7 @@ def _analysis(connection: duckdb.DuckDBPyConnection, rules: ClassRules, by_phase
         classes=classes,
         joins={row.joined: row.requests for row in _rows(connection, "joins")},
         partition_mismatches=dict.fromkeys(Horizon, 0) | mismatches,
-        ingest=_ingest(_rows(connection, "ingested")),
+        ingest=_ingest(_rows(connection, "ingested"), _rows(connection, "checked")),
     )
 
 
@@ -388,7 +400,7 @@ def _media(rows: Sequence[Any]) -> MediaFacts | None:
     return MediaFacts(row.items, row.mean_bytes, row.mean_pixels, row.processor_cache, row.encoder_cache)
 
 
-def _ingest(rows: Sequence[Any]) -> Ingest:
+def _ingest(rows: Sequence[Any], checks: Sequence[Any]) -> Ingest:
     counts: dict[str, dict[str, int]] = defaultdict(dict)
     for row in rows:
         counts[row.name][row.reason] = row.count
@@ -400,4 +412,5 @@ def _ingest(rows: Sequence[Any]) -> Ingest:
         dropped=totals.get("dropped", 0),
         faults=totals.get("faults", 0),
         hooks_off=counts["hook_off"],
+        checks=tuple(Check(row.name, row.expected, row.found, row.holds) for row in checks),
     )

@@ -154,6 +154,24 @@ LOOP_LAG: Final = _table(
 )
 """A row a time that an API server's event loop was late; ``at_unix_ns`` is when it was due."""
 
+OCCUPANCY: Final = _table(
+    ("request_id", _TEXT, False),
+    ("engine", _TEXT, False),
+    ("first_step", _COUNT, False),
+    ("last_step", _COUNT, False),
+    ("tokens", _COUNT, False),
+)
+"""A row a stretch of steps in each of which a request had the same number of tokens."""
+
+CHECKS: Final = _table(
+    ("name", _TEXT, False),
+    ("expected", pa.float64(), False),
+    ("found", pa.float64(), False),
+    ("tolerance", pa.float64(), False),
+    ("holds", _FLAG, False),
+)
+"""Counts of one thing by two witnesses; ``tolerance`` is relative."""
+
 INGEST: Final = _table(
     ("name", _TEXT, False),
     ("reason", _TEXT, False),
@@ -168,6 +186,8 @@ TABLES: Final = {
     "stages": STAGES,
     "steps": STEPS,
     "loop_lag": LOOP_LAG,
+    "occupancy": OCCUPANCY,
+    "checks": CHECKS,
     "ingest": INGEST,
 }
 

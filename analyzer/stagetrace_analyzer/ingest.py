@@ -17,7 +17,17 @@ from stagetrace.partition import Interval, Partition, partition
 from stagetrace.spool import Process, SpoolData, is_spool, read_spool
 from stagetrace.stages import Outcome
 from stagetrace.timeline import Item, RequestTimeline, Steps
-from stagetrace_analyzer.dataset import INGEST, LOOP_LAG, MEDIA, REQUESTS, STAGES, STEPS, write_tables
+from stagetrace_analyzer.dataset import (
+    CHECKS,
+    INGEST,
+    LOOP_LAG,
+    MEDIA,
+    OCCUPANCY,
+    REQUESTS,
+    STAGES,
+    STEPS,
+    write_tables,
+)
 
 __all__ = ["HASH_KEY_VARIABLE", "ingest_spool", "is_spool"]
 
@@ -53,6 +63,8 @@ def ingest_spool(spool: Path, dataset: Path, *, force: bool = False) -> None:
             "stages": _table(STAGES, rows.stages),
             "steps": _table(STEPS, (row for steps in data.engines for row in _step_rows(steps, data))),
             "loop_lag": _table(LOOP_LAG, _lag_rows(data)),
+            "occupancy": _table(OCCUPANCY, rows.occupancy),
+            "checks": _table(CHECKS, _check_rows(data)),
             "ingest": _table(INGEST, _ingest_rows(data)),
         },
         force=force,
@@ -73,11 +85,13 @@ class _Rows:
         self.requests: list[Row] = []
         self.media: list[Row] = []
         self.stages: list[Row] = []
+        self.occupancy: list[Row] = []
         for request in data.requests:
             parts = partition(request)
             self.requests.append(_request_row(request, parts, data.processes[request.instance]))
             self.media.extend(_media_rows(request, parts, self._hash))
             self.stages.extend(_stage_rows(request, parts))
+            self.occupancy.extend(_occupancy_rows(request))
 
 
 class _KeyedHash:
@@ -217,6 +231,37 @@ def _intervals(
             "last_step": interval.last_step,
             "recompute": interval.recompute,
             "role": "api" if interval.first_step is None else "engine",
+        }
+
+
+def _occupancy_rows(request: RequestTimeline) -> Iterator[Row]:
+    for engine in request.engine_requests:
+        steps = engine.steps
+        if steps is None:
+            continue
+        changes = sorted(engine.members)
+        for first, last in engine.spans(steps):
+            numbers = steps.steps[first].number, steps.steps[last].number
+            within = [change for change in changes if numbers[0] <= change[0] <= numbers[1]]
+            ends = [step - 1 for step, _ in within[1:]] + [numbers[1]]
+            for (step, tokens), end in zip(within, ends, strict=True):
+                yield {
+                    "request_id": request.request_id,
+                    "engine": steps.engine,
+                    "first_step": step,
+                    "last_step": end,
+                    "tokens": tokens,
+                }
+
+
+def _check_rows(data: SpoolData) -> Iterator[Row]:
+    for check in data.checks:
+        yield {
+            "name": check.name,
+            "expected": float(check.expected),
+            "found": float(check.found),
+            "tolerance": check.tolerance,
+            "holds": check.holds,
         }
 
 

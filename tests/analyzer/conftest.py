@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stagetrace.stages import Stage
-from stagetrace_analyzer.dataset import INGEST, MEDIA, REQUESTS, STAGES, write_tables
+from stagetrace_analyzer.dataset import CHECKS, INGEST, MEDIA, REQUESTS, STAGES, write_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,7 @@ class Rows:
     media: list[dict[str, Any]] = field(default_factory=list)
     stages: list[dict[str, Any]] = field(default_factory=list)
     ingest: list[dict[str, Any]] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
 
     def request(self, *stages: tuple[Any, ...], **facts: Any) -> str:
@@ -70,7 +71,7 @@ class Rows:
 
     def write(self, folder: Path) -> Path:
         """Write the rows as a dataset; return its folder."""
-        tables = {"requests": REQUESTS, "media": MEDIA, "stages": STAGES, "ingest": INGEST}
+        tables = {"requests": REQUESTS, "media": MEDIA, "stages": STAGES, "checks": CHECKS, "ingest": INGEST}
         rows = {name: pa.Table.from_pylist(getattr(self, name), schema) for name, schema in tables.items()}
         write_tables(folder, rows)
         return folder
@@ -123,5 +124,9 @@ def two_classes() -> Rows:
         {"name": "dropped", "reason": "", "count": 2},
         {"name": "faults", "reason": "", "count": 1},
         {"name": "hook_off", "reason": "vllm.engine:step", "count": 1},
+    ]
+    rows.checks += [
+        {"name": "in = out", "expected": 8.0, "found": 8.0, "tolerance": 0.0, "holds": True},
+        {"name": "queue", "expected": 100.0, "found": 90.0, "tolerance": 0.02, "holds": False},
     ]
     return rows

@@ -18,6 +18,7 @@ from stagetrace_analyzer.analysis import (
     P95,
     P99,
     Analysis,
+    Check,
     DominantWait,
     MediaFacts,
     Quantile,
@@ -94,6 +95,10 @@ def test_media_and_quality_of_two_classes(two_classes, tmp_path: Path) -> None:
     assert (analysis.ingest.records, analysis.ingest.requests) == (5000, 408)
     assert (analysis.ingest.dropped, analysis.ingest.faults) == (2, 1)
     assert analysis.ingest.hooks_off == {"vllm.engine:step": 1}
+    assert analysis.ingest.checks == (
+        Check("in = out", 8, 8, holds=True),
+        Check("queue", 100, 90, holds=False),
+    )
 
 
 def test_by_phase(two_classes, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def classified(rules: ClassRules, **facts: object) -> str:
     columns = ", ".join(f"${name}::{kind} AS {name}" for name, kind in FACTS.items())
     values = {name: facts.get(name) for name in FACTS}
     with duckdb.connect() as connection:
-        sql = f"SELECT {expression} FROM (SELECT {columns})"  # noqa: S608
+        sql = f"SELECT {expression} FROM (SELECT {columns})"
         found = connection.execute(sql, {**parameters, **values}).fetchall()
     return found[0][0]
 

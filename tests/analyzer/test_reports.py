@@ -54,6 +54,7 @@ Data quality
   joined        400 api+engine+worker
   records       5,000 read, 2 dropped, 1 faults
   set aside     3 torn record
+  reconciled    NOT: queue: 100 against 90
   hooks off     1 vllm.engine:step
 """
 
@@ -201,6 +202,10 @@ def test_json_holds_the_figures(analysis) -> None:
         "dropped": 2,
         "faults": 1,
         "hooks_off": {"vllm.engine:step": 1},
+        "checks": [
+            {"name": "in = out", "expected": 8.0, "found": 8.0, "holds": True},
+            {"name": "queue", "expected": 100.0, "found": 90.0, "holds": False},
+        ],
     }
 
 

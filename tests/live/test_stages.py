@@ -9,7 +9,7 @@ from collections import defaultdict
 import aiohttp
 import pytest
 
-from stagetrace import Horizon, Kind, Outcome, Reason, Stage, partition
+from stagetrace import Horizon, Kind, Outcome, Reason, Stage, is_spool, partition
 from stagetrace.testing import check_partition
 from stagetrace_analyzer.demo.media import data_url, make_jpeg
 
@@ -166,11 +166,12 @@ def test_text_arriving_in_an_encoding_step_waits_for_the_step(live_server):
     """Other people's images show as ``prefill.wait`` with reason ``step``, not as a long hand-off."""
     images = [image(live_server, 7000 + place, by_url=False) for place in range(4)]
 
+    before = len(encoding_steps(live_server.read())) if is_spool(live_server.spool) else 0
+
     async def text_into_encoding(session):
         owner = asyncio.create_task(
             send(session, live_server, "into", "image", body([*images, {"type": "text", "text": "x"}]))
         )
-        before = await asyncio.to_thread(lambda: len(encoding_steps(live_server.read())))
         await asyncio.to_thread(live_server.wait_for, lambda data: len(encoding_steps(data)) > before)
         victim = await send(session, live_server, "into", "text", body(WORDS))
         return await owner, victim
@@ -193,6 +194,39 @@ def test_text_arriving_in_an_encoding_step_waits_for_the_step(live_server):
 def encoding_steps(data):
     """Steps of the engine whose encoder has begun."""
     return [step for steps in data.engines for step in steps.steps if step.encoder_begin is not None]
+
+
+def test_both_classes_wait_for_the_same_thing_under_overload(live_server):
+    """Forty requests at once on four seats: images and text wait in the same stage for the same reason."""
+    requests = []
+    for number in range(20):
+        parts = [
+            image(live_server, 6000 + number, by_url=False),
+            {"type": "text", "text": f"{WORDS} {number}"},
+        ]
+        requests += [("image", body(parts)), ("text", body(f"{number} {WORDS}"))]
+
+    async def all_at_once(session):
+        sent = (send(session, live_server, "overload", label, request) for label, request in requests)
+        return await asyncio.gather(*sent)
+
+    run(all_at_once)
+    spent = defaultdict(lambda: defaultdict(int))
+    unattributed = defaultdict(list)
+    for request in live_server.requests("overload", len(requests)):
+        parts = partition(request)
+        for horizon in Horizon:
+            intervals = parts.of(horizon)
+            missing = sum(i.duration for i in intervals if i.stage is Stage.UNATTRIBUTED)
+            unattributed[request.facts["label"], horizon].append(missing / sum(i.duration for i in intervals))
+        for interval in parts.ttft:
+            if interval.stage.kind is Kind.WAIT:
+                spent[request.facts["label"]][interval.stage, interval.reason] += interval.duration
+    dominant = {label: max(waits, key=waits.get) for label, waits in spent.items()}
+    assert dominant == dict.fromkeys(("image", "text"), (Stage.PREFILL_WAIT, Reason.SEATS))
+    assert len(unattributed) == 4
+    for shares in unattributed.values():
+        assert sorted(shares)[-2] < 0.02
 
 
 def test_cached_image_is_not_encoded_again(live_server):
@@ -278,3 +312,4 @@ def test_nothing_was_lost_or_set_aside(live_server, mixture):
     assert data.processes[data.engines[0].engine].facts["model"] == "tiny"
     harmless = {"open_request"}
     assert set(data.set_aside) <= harmless
+    assert [check for check in data.checks if not check.holds] == []

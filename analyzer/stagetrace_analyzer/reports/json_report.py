@@ -44,7 +44,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "classes": [_class(report) for report in analysis.classes],
         "joins": dict(analysis.joins),
         "partition_mismatches": dict(analysis.partition_mismatches),
-        "ingest": dataclasses.asdict(analysis.ingest),
+        "ingest": dataclasses.asdict(analysis.ingest)
+        | {"checks": [dataclasses.asdict(check) for check in analysis.ingest.checks]},
     }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stagetrace_analyzer.analysis import (
         Analysis,
+        Check,
         ClassReport,
         DominantWait,
         Quantile,
@@ -184,6 +185,7 @@ def _quality(analysis: Analysis) -> Table:
     table.add_row("joined", _counts(analysis.joins))
     table.add_row("records", f"{ingest.records:,} read, {ingest.dropped:,} dropped, {ingest.faults:,} faults")
     table.add_row("set aside", _counts(ingest.set_aside))
+    table.add_row("reconciled", _reconciled(ingest.checks))
     if ingest.hooks_off:
         table.add_row("hooks off", _counts(ingest.hooks_off))
     return table
@@ -214,6 +216,17 @@ def _columns() -> Table:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {_clean(name)}" for name, count in counts.items()) or "nothing"
+
+
+def _reconciled(checks: Sequence[Check]) -> str:
+    """Say whether all counts agree, or which do not and by how much."""
+    wrong = [check for check in checks if not check.holds]
+    if not checks:
+        return "nothing to compare"
+    if not wrong:
+        return f"all {len(checks)} counts that must agree do"
+    told = (f"{_clean(check.name)}: {check.expected:,.0f} against {check.found:,.0f}" for check in wrong)
+    return "NOT: " + "; ".join(told)
 
 
 def _title(report: ClassReport) -> str:
