@@ -5,7 +5,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from stagetrace import Recorder
+from stagetrace import Recorder, read_spool
 from stagetrace.records import NONE, Fact, JobKind, ReasonCode, RecordKind
 from stagetrace_analyzer.ingest import HASH_KEY_VARIABLE, ingest_spool
 
@@ -91,6 +91,26 @@ def test_media(query):
     ((hashed,),) = query("hash", "media")
     assert len(hashed) == 32
     assert hashed != "digest"
+
+
+def test_loop_lag_and_media_cache(tmp_path):
+    """A lag is a row with the wall clock of its process; a hit of the media cache is a fact of its item."""
+    recorder = Recorder(tmp_path / "spool")
+    recorder.record(RecordKind.RECEIVED, 1)
+    for item in range(2):
+        recorder.record(RecordKind.ITEM_BEGIN, 1, item, NONE, NONE)
+    recorder.record(RecordKind.MEDIA_CACHED, 1, 1)
+    recorder.record(RecordKind.LAST_BYTE, 1)
+    recorder.record(RecordKind.ENDED, 1)
+    recorder.record_at(7 * MS, RecordKind.LOOP_LAG, 0, 30 * MS)
+    ingest_spool(tmp_path / "spool", tmp_path / "dataset")
+    at = read_spool(tmp_path / "spool").pair(recorder.process).unix(7 * MS)
+    lags = duckdb.sql(f"FROM '{tmp_path}/dataset/loop_lag/*.parquet'").fetchall()
+    assert lags == [(recorder.process, at, 30 * MS)]
+    hits = duckdb.sql(
+        f"SELECT media_cache FROM '{tmp_path}/dataset/media/*.parquet' ORDER BY item"
+    ).fetchall()
+    assert hits == [(None,), ("hit",)]
 
 
 def test_stages(query):

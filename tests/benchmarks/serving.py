@@ -5,7 +5,7 @@ requests go to one and the other in turn, and differences are taken block by blo
 each process of the server: the worker's CPU time is almost all model, and its noise
 would hide everything else.
 
-    python tests/benchmarks/serving.py [BLOCKS]
+    python tests/benchmarks/serving.py
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from stagetrace_analyzer.demo.model import TINY, make_model
 from stagetrace_analyzer.demo.server import VllmServer
 
 REQUESTS = 40
-BLOCKS = 10
+BLOCKS = 8
 CALM = Path(__file__).parent / "calm"
 ROLES = {"EngineCore": "engine", "Worker": "worker"}
-T_95 = 2.26
-"""Student's t at 95 % for ten blocks."""
+T_95 = 2.36
+"""Student's t at 95 % for eight blocks."""
 
 Spent = Mapping[str, float]
 """CPU time of a request in microseconds, by process role."""
@@ -66,11 +66,11 @@ async def block(client: Client, traffic: TrafficClass, seed: int) -> None:
         raise SystemExit(f"requests failed: {failed}")
 
 
-async def measure(servers: Sequence[VllmServer], traffic: TrafficClass, blocks: int) -> list[list[Spent]]:
+async def measure(servers: Sequence[VllmServer], traffic: TrafficClass) -> list[list[Spent]]:
     """Put blocks on the servers in turn; returns what a request took, by server and block."""
     spent: list[list[Spent]] = [[] for _ in servers]
     with MediaServer() as media:
-        for number in range(-1, blocks):
+        for number in range(-1, BLOCKS):
             places = range(len(servers)) if number % 2 else reversed(range(len(servers)))
             for place in places:
                 server, pids = servers[place], servers[place].pids()
@@ -105,7 +105,6 @@ def recorded_bytes(spool: Path) -> int:
 
 def main() -> None:
     """Run the benchmark and print its table."""
-    blocks = int(sys.argv[1]) if len(sys.argv) > 1 else BLOCKS
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = make_model(folder / "model", TINY)
@@ -118,9 +117,9 @@ def main() -> None:
             recorded = 0
             for traffic in (TEXT, IMAGE):
                 begin = time.monotonic()
-                print(*lines(traffic.label, *asyncio.run(measure((off, on), traffic, blocks))), sep="\n")
+                print(*lines(traffic.label, *asyncio.run(measure((off, on), traffic))), sep="\n")
                 total = recorded_bytes(folder / "spool")
-                of_one = (total - recorded) / (REQUESTS * (blocks + 1))
+                of_one = (total - recorded) / (REQUESTS * (BLOCKS + 1))
                 steps = traffic.max_tokens * 2 * RECORD_BYTES
                 print(
                     f"{traffic.label:<6} {of_one:9.0f} bytes a request, about {steps} of them its {traffic.max_tokens} steps'"

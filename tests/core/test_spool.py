@@ -172,6 +172,60 @@ def test_outcomes(tmp_path, status, ended, outcome, code):
     assert (request.outcome, request.facts.get("error_code")) == (outcome, code)
 
 
+def test_item_is_ready_when_it_is_decoded(tmp_path):
+    """What a busy event loop takes to learn of it is the wait of the next job."""
+    api = Recorder(tmp_path)
+    for at, kind, *fields in (
+        (0, RecordKind.RECEIVED),
+        (1, RecordKind.ITEM_BEGIN, 0, NONE, NONE),
+        (1, RecordKind.JOB_SUBMITTED, 0, JobKind.DECODE, 0),
+        (2, RecordKind.JOB_STARTED, 0),
+        (7, RecordKind.JOB_ENDED, 0),
+        (30, RecordKind.ITEM_END, 0),
+        (30, RecordKind.JOB_SUBMITTED, 1, JobKind.TEMPLATE, NONE),
+        (31, RecordKind.JOB_STARTED, 1),
+        (33, RecordKind.JOB_ENDED, 1),
+        (33, RecordKind.LAST_BYTE),
+        (33, RecordKind.ENDED),
+    ):
+        api.record_at(at * MS, kind, 1, *fields)
+    (request,) = read_spool(tmp_path).requests
+    assert request.items[0].ready == 7 * MS
+    assert summarize(partition(request).completion) == [
+        ("receive", 1),
+        ("media_decode.wait", 1),
+        ("media_decode", 5),
+        ("preprocess.wait", 24),
+        ("preprocess", 2),
+    ]
+
+
+def test_item_that_was_never_decoded_is_ready_when_it_failed(tmp_path):
+    """A failed fetch ends its item when the item ends."""
+    api = Recorder(tmp_path)
+    for at, kind, *fields in (
+        (0, RecordKind.RECEIVED),
+        (1, RecordKind.ITEM_BEGIN, 0, NONE, NONE),
+        (1, RecordKind.FETCH_BEGIN, 0),
+        (5, RecordKind.FETCH_END, 0, 1, 1),
+        (6, RecordKind.ITEM_END, 0, 1),
+        (6, RecordKind.LAST_BYTE),
+        (6, RecordKind.ENDED),
+    ):
+        api.record_at(at * MS, kind, 1, *fields)
+    (request,) = read_spool(tmp_path).requests
+    assert request.items[0].ready == 6 * MS
+
+
+def test_lags_of_the_event_loop_are_collected(tmp_path):
+    """Lags of all API servers stand in order of time, with their process."""
+    one, other = Recorder(tmp_path), Recorder(tmp_path)
+    one.record_at(9 * MS, RecordKind.LOOP_LAG, 0, 5, 1)
+    other.record_at(3 * MS, RecordKind.LOOP_LAG, 0, 2 * MS)
+    lags = [(lag.process, lag.at, lag.duration) for lag in read_spool(tmp_path).lags]
+    assert lags == [(other.process, 3 * MS, 2 * MS), (one.process, 9 * MS, 5 + (1 << 32))]
+
+
 def test_what_cannot_be_used_is_counted_by_reason(tmp_path):
     """Broken segments, unknown kinds and records without their beginning are set aside, not dropped."""
     recorder = Recorder(tmp_path)

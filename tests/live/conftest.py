@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -69,17 +70,28 @@ def demo_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def live_server(demo_model, tmp_path_factory):
-    """A server with the plug-in and four seats."""
+def start_server(tmp_path_factory):
+    """Starts a server with the plug-in; a context manager."""
     from stagetrace_analyzer.demo.media import MediaServer
     from stagetrace_analyzer.demo.server import VllmServer
 
-    folder = tmp_path_factory.mktemp("server")
-    arguments = ("--max-num-seqs=4",)
-    with (
-        MediaServer() as media,
-        VllmServer(demo_model, folder / "log", spool=folder / "spool", arguments=arguments) as server,
-    ):
-        server.wait_ready()
-        yield LiveServer(server.url, folder / "spool", media, asyncio.run(visible_text(server.url, media)))
-        server.check_alive()
+    @contextlib.contextmanager
+    def start(model, *arguments, environment=None):
+        folder = tmp_path_factory.mktemp("server")
+        log, spool = folder / "log", folder / "spool"
+        with (
+            MediaServer() as media,
+            VllmServer(model, log, spool=spool, arguments=arguments, environment=environment) as server,
+        ):
+            server.wait_ready()
+            yield LiveServer(server.url, spool, media, asyncio.run(visible_text(server.url, media)))
+            server.check_alive()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def live_server(demo_model, start_server):
+    """A server with the plug-in and four seats."""
+    with start_server(demo_model, "--max-num-seqs=4") as server:
+        yield server
