@@ -6,15 +6,22 @@ from its second to its last is not mentioned again in between.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, Final
 
 from stagetrace.clock import monotonic_ns
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
 from stagetrace_vllm.reading import attribute, digest
+from stagetrace_vllm.reasons import (
+    NO_REASON,
+    PREEMPTING,
+    UNKNOWN,
+    head_of_queue,
+    note_adapters,
+    queue_reason,
+    running_reason,
+)
 
 STEP_MARK: Final = "_stagetrace_step"
 """Attribute of the scheduler's output that carries the step to the worker."""
@@ -35,21 +42,10 @@ _STEP_DONE = int(RecordKind.STEP_DONE)
 _FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
 _FREED = int(RecordKind.FREED)
 _PAUSE = int(RecordKind.PAUSE)
-_SEARCHED: Final = 16
-"""So many requests at the head of a queue are looked at; a queue may hold thousands."""
 _U32: Final = 0xFFFFFFFF
-_NO_REASON = int(ReasonCode.NONE)
-_SEATS = int(ReasonCode.SEATS)
-_TOKENS = int(ReasonCode.TOKENS)
-_KV = int(ReasonCode.KV)
 _ENCODER_BUDGET = int(ReasonCode.ENCODER_BUDGET)
 _ENCODER_CACHE = int(ReasonCode.ENCODER_CACHE)
 _REMOTE_EMBEDDING = int(ReasonCode.REMOTE_EMBEDDING)
-_LORA = int(ReasonCode.LORA)
-_PREEMPTING = int(ReasonCode.PREEMPTING)
-_PAUSED = int(ReasonCode.PAUSED)
-_DEFERRED = int(ReasonCode.DEFERRED)
-_UNKNOWN = int(ReasonCode.UNKNOWN)
 _STATUS_REASONS: Final = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": int(ReasonCode.GRAMMAR),
     "WAITING_FOR_REMOTE_KVS": int(ReasonCode.REMOTE_KV),
@@ -278,7 +274,7 @@ def wrap_handle_blocked_waiting_request(
         ready = original(self, request, *args, **kwargs)
         if not ready:
             try:
-                reason = _STATUS_REASONS.get(request.status.name, _UNKNOWN)
+                reason = _STATUS_REASONS.get(request.status.name, UNKNOWN)
                 _trace_of(self).blocked[request.request_id] = reason
             except Exception:
                 recorder.fault()
@@ -333,17 +329,17 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
     number = trace.number = trace.number + 1
     encodes = bool(output.scheduled_encoder_inputs)
     setattr(output, STEP_MARK, (recorder.number, number, encodes, begin))
-    head, reason, left_out = None, _UNKNOWN, _UNKNOWN
+    head, reason, left_out = None, UNKNOWN, UNKNOWN
     try:
-        left_out = _running_reason(scheduler, output)
-        head = _head(scheduler, blocked) if waiting else None
+        left_out = running_reason(scheduler, output)
+        head = head_of_queue(scheduler, blocked) if waiting else None
         if head is None:
-            reason = _NO_REASON
+            reason = NO_REASON
         elif preempting:
-            reason = _PREEMPTING
+            reason = PREEMPTING
         else:
-            reason = _queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
-        _note_adapters(scheduler, reason, blocked)
+            reason = queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
+        note_adapters(scheduler, reason, blocked)
     except Exception:
         # A step without its reason is better than no step.
         recorder.fault()
@@ -364,75 +360,6 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
 
 def _key_of(scheduler: Any, identifier: str) -> int:
     return getattr(scheduler.requests.get(identifier), _KEY, NONE)
-
-
-def _note_adapters(scheduler: Any, reason: int, blocked: dict[str, int]) -> None:
-    """Add requests that were passed over for their adapter, where the queue was not left before them."""
-    if scheduler.lora_config is None or reason in {_SEATS, _TOKENS, _PAUSED, _PREEMPTING}:
-        return
-    for request in islice(scheduler.deferred_waiting, _SEARCHED):
-        if request.lora_request is not None and request.status.name in {"WAITING", "PREEMPTED"}:
-            blocked.setdefault(request.request_id, _LORA)
-
-
-def _head(scheduler: Any, blocked: Mapping[str, int]) -> Any:
-    """Return the request at which the queue was left: the first that was not passed over, or None."""
-    queue = scheduler.kv_holding_waiting or scheduler.waiting
-    head = queue.peek_request() if queue else None
-    if head is None or not _is_passed_over(scheduler, head, blocked):
-        return head
-    if not isinstance(queue, deque):
-        return None  # a priority queue is copied whole to be looked through
-    behind = islice(queue, 1, _SEARCHED)
-    return next((request for request in behind if not _is_passed_over(scheduler, request, blocked)), None)
-
-
-def _is_passed_over(scheduler: Any, request: Any, blocked: Mapping[str, int]) -> bool:
-    adapter = scheduler.lora_config is not None and request.lora_request is not None
-    return request in scheduler.deferred_waiting and (adapter or request.request_id in blocked)
-
-
-def _queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throttled: bool) -> int:
-    """Say why the queue was left where it was; seats first, because they stay taken."""
-    if scheduler.pause_state.name != "UNPAUSED":
-        return _PAUSED
-    seated = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
-    if seated >= scheduler.max_num_active_reqs:
-        return _SEATS
-    if _is_exhausted(scheduler, output) or _must_fit_whole(scheduler, output, head):
-        return _TOKENS
-    if own is not None:
-        return own
-    if throttled:
-        return _DEFERRED
-    return _KV if _lacks_blocks(scheduler, head) else _UNKNOWN
-
-
-def _running_reason(scheduler: Any, output: Any) -> int:
-    """Say why running requests were left out of a step."""
-    if len(output.num_scheduled_tokens) >= len(scheduler.running):
-        return _NO_REASON
-    return _TOKENS if _is_exhausted(scheduler, output) else _UNKNOWN
-
-
-def _must_fit_whole(scheduler: Any, output: Any, head: Any) -> bool:
-    """Whether a prompt that may not be chunked is larger than what is left of the token budget."""
-    if scheduler.scheduler_config.enable_chunked_prefill:
-        return False
-    left = scheduler.max_num_scheduled_tokens - output.total_num_scheduled_tokens
-    return bool(head.num_tokens > left)
-
-
-def _is_exhausted(scheduler: Any, output: Any) -> bool:
-    return bool(output.total_num_scheduled_tokens >= scheduler.max_num_scheduled_tokens)
-
-
-def _lacks_blocks(scheduler: Any, request: Any) -> bool:
-    """Whether a request's tokens need more blocks than are free: what must be so if KV refused it."""
-    manager = scheduler.kv_cache_manager
-    groups = len(scheduler.kv_cache_config.kv_cache_groups)
-    needed = -(-request.num_tokens // scheduler.block_size) * groups + manager.watermark_blocks
-    return bool(needed > manager.block_pool.get_num_free_blocks())
 
 
 def _note_head(trace: _StepTrace, head: Any, number: int, recorder: Recorder) -> None:

@@ -164,3 +164,10 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     assert "stagetrace analyze run-1/ run-2/ --by-phase --json -o report.json" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_folder_of_a_demo_is_pointed_to_its_dataset(data: str, tmp_path: Path) -> None:
+    """A folder that holds a dataset deeper down is not read, but the way to it is told."""
+    with pytest.raises(DataError, match="neither a dataset nor a spool") as caught:
+        command.main([str(Path(data).parent)])
+    assert caught.value.hint == f"there is a dataset in {data}"

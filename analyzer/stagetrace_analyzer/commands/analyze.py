@@ -104,7 +104,9 @@ def _dataset(path: Path, scratch: Path) -> Path:
     if is_dataset(path):
         return path
     if not is_spool(path):
-        raise DataError(f"{path} holds neither a dataset nor a spool", hint=_WANTED)
+        inside = next((folder for folder in sorted(path.iterdir()) if is_dataset(folder)), None)
+        hint = _WANTED if inside is None else f"there is a dataset in {inside}"
+        raise DataError(f"{path} holds neither a dataset nor a spool", hint=hint)
     ingest_spool(path, scratch)
     return scratch
 

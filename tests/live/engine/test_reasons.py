@@ -300,6 +300,20 @@ def test_lora(drive):
     assert engine.partition("without") == [("prefill", 10)]
 
 
+def test_lora_is_no_reason_when_all_seats_are_taken(drive):
+    """A request that could not have had its adapter waits for a seat once there is none."""
+    from vllm.lora.request import LoRARequest
+
+    engine = drive(enable_lora=True, max_loras=1, max_lora_rank=8, max_num_seqs=2)
+    engine.request("one", outputs=4, lora=LoRARequest("one", 1, "/nowhere"))
+    engine.request("two", lora=LoRARequest("two", 2, "/nowhere"))
+    engine.step()
+    engine.request("without", outputs=3)
+    engine.drain()
+    waits = [stage for stage, _ in engine.partition("two") if "wait" in stage]
+    assert waits == ["prefill.wait(lora)", "prefill.wait(seats)"]
+
+
 def test_prefix_hit_over_the_image(drive):
     """An image under a cached prefix is not encoded, and nobody waits for its encoding."""
     engine = drive(enable_prefix_caching=True)
