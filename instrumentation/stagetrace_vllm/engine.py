@@ -343,7 +343,8 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
     except Exception:
         # A step without its reason is better than no step.
         recorder.fault()
-    if output.num_scheduled_tokens != trace.members:
+    changed = output.num_scheduled_tokens != trace.members
+    if changed:
         trace.decodes = list(output.num_scheduled_tokens.values()).count(1)
     requests = len(output.num_scheduled_tokens) | reason << 16 | left_out << 24
     composition = (tokens, requests, running | trace.decodes << 16, waiting)
@@ -351,7 +352,8 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
         trace.composition = composition
         recorder.record_at(begin, _STEP, number, *composition)
     _note_head(trace, head, number, recorder)
-    _note_members(scheduler, output, trace, recorder)
+    if changed:
+        _note_members(scheduler, output, trace, recorder)
     _note_blocked(scheduler, trace, blocked, recorder)
     for identifier, items in output.scheduled_encoder_inputs.items():
         for item in items:
@@ -371,8 +373,6 @@ def _note_head(trace: _StepTrace, head: Any, number: int, recorder: Recorder) ->
 
 def _note_members(scheduler: Any, output: Any, trace: _StepTrace, recorder: Recorder) -> None:
     now, before = output.num_scheduled_tokens, trace.members
-    if now == before:
-        return
     trace.members = now
     number = trace.number
     computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
@@ -428,6 +428,8 @@ def wrap_update_from_output(original: Callable[..., Any], recorder: Recorder) ->
 
 def _note_first_tokens(scheduler: Any, output: Any, recorder: Recorder) -> None:
     trace = _trace_of(scheduler)
+    if not trace.prefilling:
+        return
     for identifier in trace.prefilling.keys() & output.num_scheduled_tokens.keys():
         request = scheduler.requests.get(identifier)
         if request is not None and request.num_output_tokens:
