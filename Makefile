@@ -25,7 +25,7 @@ check: $(DEV)  ## format, lint, types, docs and the fast tests
 
 bench: $(VLLM)  ## cost of recording, of a traced request, and of reading
 	$(BIN)/python tests/benchmarks/recording.py
-	$(BIN)/python tests/benchmarks/stepping.py 2>/dev/null
+	$(BIN)/python tests/benchmarks/stepping.py
 	$(BIN)/python tests/benchmarks/ingesting.py
 	$(BIN)/python tests/benchmarks/serving.py
 

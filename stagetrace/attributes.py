@@ -1,13 +1,11 @@
-"""Names that leave the process: attributes, headers and baggage keys, in one place."""
+"""Names that cross the border of the process: settings and baggage keys, in one place."""
 
 from __future__ import annotations
 
 from typing import Final
 
-STAGE: Final = "stagetrace.stage"
-KIND: Final = "stagetrace.kind"
-REASON: Final = "stagetrace.reason"
-HORIZON: Final = "stagetrace.horizon"
+SPOOL_VARIABLE: Final = "STAGETRACE_SPOOL"
+"""Environment variable that names the folder to record into; without it nothing is recorded."""
 
 BAGGAGE_PREFIX: Final = "stagetrace."
 BAGGAGE_PHASE: Final = "stagetrace.phase"

@@ -136,13 +136,10 @@ def _until_end(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator
         yield from _without_engine(request, front, end)
         return
     if request.last_byte is None:
-        yield from _handoff(front, engine, end)
+        yield Interval(Stage.HANDOFF, front.handed_off, end if engine.held is None else engine.held)
         yield from _walk(engine, end)
         return
-    yield from _handoff(front, engine, engine.held)
-    stop = _end_of_output(engine, end)
-    yield from _walk(engine, stop)
-    yield Interval(Stage.RESPOND, stop, end)
+    yield from _until_delivered(front, engine, _end_of_output(engine, end), end)
 
 
 def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
@@ -151,8 +148,13 @@ def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) ->
     if engine is None:
         yield from _without_engine(request, front, end)
         return
-    yield from _handoff(front, engine, engine.held)
-    stop = _end_of_first_useful(engine, request.tokens_before, end)
+    yield from _until_delivered(front, engine, _end_of_first_useful(engine, request.tokens_before, end), end)
+
+
+def _until_delivered(front: _FrontEnd, engine: EngineRequest, stop: int, end: int) -> Iterator[Interval]:
+    """Go from the hand-off through the engine, to the step that ends at ``stop``, and out again."""
+    if engine.held is not None:
+        yield Interval(Stage.HANDOFF, front.handed_off, engine.held)
     yield from _walk(engine, stop)
     yield Interval(Stage.RESPOND, stop, end)
 
@@ -241,12 +243,6 @@ def _without_engine(request: RequestTimeline, front: _FrontEnd, end: int) -> Ite
     if not request.engine_requests:
         answered = request.last_byte is not None
         yield Interval(Stage.RESPOND if answered else Stage.HANDOFF, front.handed_off, end)
-
-
-def _handoff(front: _FrontEnd, engine: EngineRequest, otherwise: int | None) -> Iterator[Interval]:
-    end = otherwise if engine.held is None else engine.held
-    if end is not None:
-        yield Interval(Stage.HANDOFF, front.handed_off, end)
 
 
 def _last_to_finish(engines: Sequence[EngineRequest]) -> EngineRequest | None:

@@ -303,9 +303,11 @@ def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = monotonic_ns()
-        trace = attribute(self, "__dict__")
-        if trace is not None and (remembered := trace.get(_TRACE)) is not None:
-            remembered.preempting = False
+        try:
+            # Set outside of a step by a reset of the prefix cache, it would be said of this one.
+            _trace_of(self).preempting = False
+        except Exception:
+            recorder.fault()
         output = original(self, *args, **kwargs)
         try:
             _note_step(self, output, begin, bool(args and args[0]), recorder)

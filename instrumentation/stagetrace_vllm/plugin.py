@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Final
 
+from stagetrace.attributes import SPOOL_VARIABLE
 from stagetrace.recorder import Recorder
 from stagetrace_vllm.hooks import HOOKS
 from stagetrace_vllm.imports import ImportWatcher
 from stagetrace_vllm.wrapping import Installation
-
-SPOOL_VARIABLE: Final = "STAGETRACE_SPOOL"
 
 _log = logging.getLogger("stagetrace")
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from stagetrace import Outcome, Recorder, read_spool
-from stagetrace_vllm.http import Delivery, TracedApplication
+from stagetrace_vllm.delivery import Delivery
+from stagetrace_vllm.http import TracedApplication
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'

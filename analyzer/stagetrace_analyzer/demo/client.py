@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import numpy as np
 
+from stagetrace.attributes import BAGGAGE_INTENDED_UNIX_NS, BAGGAGE_LABEL, BAGGAGE_PHASE
 from stagetrace.errors import ServerError
 from stagetrace_analyzer.demo.media import data_url, make_jpeg
 from stagetrace_analyzer.demo.model import WORDS
@@ -222,9 +223,9 @@ class Client:
 
 def _headers(request_id: str, phase: str, label: str, intended_unix_ns: int) -> dict[str, str]:
     baggage = {
-        "stagetrace.phase": phase,
-        "stagetrace.label": label,
-        "stagetrace.intended_unix_ns": str(intended_unix_ns),
+        BAGGAGE_PHASE: phase,
+        BAGGAGE_LABEL: label,
+        BAGGAGE_INTENDED_UNIX_NS: str(intended_unix_ns),
     }
     return {
         "X-Request-Id": request_id,

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from stagetrace.attributes import SPOOL_VARIABLE
 from stagetrace.errors import ServerError
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ DEFAULT_ENVIRONMENT: Final = {
 }
 """Environment of every server: offline, silent towards the world, one compute thread."""
 
-SPOOL_VARIABLE: Final = "STAGETRACE_SPOOL"
 
 _HOST: Final = "127.0.0.1"
 _POLL_S: Final = 0.2
