@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 
 import aiohttp
+import numpy as np
 import pytest
 
 from stagetrace import Horizon, Kind, Outcome, Reason, Stage, is_spool, partition
@@ -196,37 +198,48 @@ def encoding_steps(data):
     return [step for steps in data.engines for step in steps.steps if step.encoder_begin is not None]
 
 
-def test_both_classes_wait_for_the_same_thing_under_overload(live_server):
-    """Forty requests at once on four seats: images and text wait in the same stage for the same reason."""
-    requests = []
-    for number in range(20):
-        parts = [
-            image(live_server, 6000 + number, by_url=False),
-            {"type": "text", "text": f"{WORDS} {number}"},
-        ]
-        requests += [("image", body(parts)), ("text", body(f"{number} {WORDS}"))]
+def test_little_is_unattributed_under_twice_the_capacity(live_server):
+    """At twice the rate that the server can do, under 2 % of both horizons is unattributed at p95 in every class."""
 
-    async def all_at_once(session):
-        sent = (send(session, live_server, "overload", label, request) for label, request in requests)
-        return await asyncio.gather(*sent)
+    def labelled(number):
+        if number % 2:
+            return "text", body(f"{number} {WORDS}")
+        return "image", body(
+            [image(live_server, 6000 + number, by_url=False), {"type": "text", "text": WORDS}]
+        )
 
-    run(all_at_once)
-    spent = defaultdict(lambda: defaultdict(int))
+    async def as_fast_as_it_can(session):
+        began = time.monotonic()
+        sent = (send(session, live_server, "capacity", *labelled(number)) for number in range(24))
+        await asyncio.gather(*sent)
+        return 24 / (time.monotonic() - began)
+
+    capacity = run(as_fast_as_it_can)
+
+    async def twice_as_fast(session):
+        began = time.monotonic()
+        sent = []
+        for number in range(100, 180):
+            request = send(session, live_server, "overload", *labelled(number))
+            sent.append(asyncio.create_task(request))
+            # More than twice, since a burst is served more slowly than what has settled.
+            await asyncio.sleep(0.33 / capacity)
+        sending_s = time.monotonic() - began
+        await asyncio.gather(*sent)
+        return sending_s, time.monotonic() - began
+
+    sending_s, whole_s = run(twice_as_fast)
+    assert whole_s >= 2 * sending_s, "the server could do more than half of it"
     unattributed = defaultdict(list)
-    for request in live_server.requests("overload", len(requests)):
+    for request in live_server.requests("overload", 80):
         parts = partition(request)
         for horizon in Horizon:
             intervals = parts.of(horizon)
             missing = sum(i.duration for i in intervals if i.stage is Stage.UNATTRIBUTED)
             unattributed[request.facts["label"], horizon].append(missing / sum(i.duration for i in intervals))
-        for interval in parts.ttft:
-            if interval.stage.kind is Kind.WAIT:
-                spent[request.facts["label"]][interval.stage, interval.reason] += interval.duration
-    dominant = {label: max(waits, key=waits.get) for label, waits in spent.items()}
-    assert dominant == dict.fromkeys(("image", "text"), (Stage.PREFILL_WAIT, Reason.SEATS))
     assert len(unattributed) == 4
     for shares in unattributed.values():
-        assert sorted(shares)[-2] < 0.02
+        assert np.quantile(shares, 0.95, method="higher") < 0.02
 
 
 def test_cached_image_is_not_encoded_again(live_server):

@@ -25,33 +25,40 @@ class Row:
 
     def __str__(self):
         return (
-            f"{self.name:<44}{self.injected_ms:>9.0f}{self.found_ms:>9.0f}"
+            f"{self.name:<60}{self.injected_ms:>9.0f}{self.found_ms:>9.0f}"
             f"{self.found_ms / self.injected_ms:>7.1%}{self.elsewhere_ms / self.injected_ms:>7.1%} {self.elsewhere}"
         )
 
 
 def spent_ms(request, horizon):
-    """Milliseconds in each stage of a request that is partitioned whole."""
+    """Milliseconds in each stage, for each reason, of a request that is partitioned whole."""
     parts = partition(request)
     check_partition(request, parts)
     spent = defaultdict(float)
     for interval in parts.of(horizon):
-        spent[interval.stage] += interval.duration / 1e6
+        spent[interval.stage, interval.reason] += interval.duration / 1e6
     return spent
+
+
+def described(stage, reason):
+    """A stage with its reason, if it has one."""
+    return f"{stage}({reason})" if reason else str(stage)
 
 
 @pytest.fixture
 def find(request):
     """Compares a delayed request with an undelayed one, and demands that the delay is where it belongs."""
 
-    def find(name, stage, injected_ms, delayed, undelayed, *, horizon=Horizon.TTFT):
+    def find(name, stage, injected_ms, delayed, undelayed, *, reason=None, horizon=Horizon.TTFT):
         after, before = spent_ms(delayed, horizon), spent_ms(undelayed, horizon)
-        added = {each: after[each] - before[each] for each in {*after, *before}}
-        waits = {each: ms for each, ms in added.items() if each.kind is Kind.WAIT and each is not stage}
-        elsewhere = max(waits, key=waits.get, default="-")
-        row = Row(f"{name} -> {stage}", injected_ms, added[stage], waits.get(elsewhere, 0), elsewhere)
+        place = (stage, reason)
+        added = {each: after[each] - before[each] for each in {*after, *before, place}}
+        waits = {each: ms for each, ms in added.items() if each[0].kind is Kind.WAIT and each != place}
+        worst = max(waits, key=waits.get, default=None)
+        elsewhere = described(*worst) if worst else "-"
+        row = Row(f"{name} -> {described(*place)}", injected_ms, added[place], waits.get(worst, 0), elsewhere)
         request.config.stash.setdefault(ROWS, []).append(row)
-        assert injected_ms >= 500, str(row)
+        assert injected_ms >= 500, (str(row), added)
         assert 0.9 * injected_ms <= row.found_ms <= 1.25 * injected_ms, (str(row), added)
         assert row.elsewhere_ms <= 0.05 * injected_ms, (str(row), added)
 
@@ -63,7 +70,7 @@ def pytest_terminal_summary(terminalreporter, config):
     rows = config.stash.get(ROWS, [])
     if rows:
         terminalreporter.section("injected delays")
-        head = f"{'delay -> stage':<44}{'injected':>9}{'found':>9}{'':>7}  most in another wait"
+        head = f"{'delay -> stage':<60}{'injected':>9}{'found':>9}{'':>7}  most in another wait"
         terminalreporter.write_line(head)
         for row in sorted(rows, key=lambda row: row.name):
             terminalreporter.write_line(str(row))

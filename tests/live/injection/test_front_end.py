@@ -5,50 +5,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import itertools
 import json
 import socket
 import time
-from collections import Counter
 from urllib.parse import urlsplit
 
-import aiohttp
 import duckdb
 import numpy as np
 import pytest
 from PIL import Image
+from scenes import (
+    COMPLETIONS,
+    NUMBERS,
+    TEXT,
+    body,
+    fetching,
+    part,
+    play,
+    small_image,
+    submitted,
+    unique,
+    working,
+)
 
 from stagetrace import Horizon, Stage, partition
-from stagetrace.process_records import ProcessRecords
 from stagetrace.records import JobKind
-from stagetrace.segment import read_segment
-from stagetrace.spool import segment_paths
 from stagetrace_analyzer.demo.media import data_url, make_jpeg
 from stagetrace_analyzer.ingest import ingest_spool
-
-NUMBERS = itertools.count(1)
-TEXT = {"type": "text", "text": "the lamp on the table"}
-COMPLETIONS = "/v1/chat/completions"
-
-
-def unique(jpeg):
-    """The same picture under another hash: what stands behind its end is ignored."""
-    return jpeg + next(NUMBERS).to_bytes(4, "big")
-
-
-def part(url):
-    """A part of a message with an image."""
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def small_image():
-    """An image that nobody has seen, in the body."""
-    return part(data_url(make_jpeg(10_000 + next(NUMBERS))))
-
-
-def body(*content, **more):
-    """A chat completion of one token in one piece."""
-    return {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "stream": False} | more
 
 
 def jpeg(width, height, *, slow):
@@ -84,85 +67,6 @@ def file_image(media_folder):
         return part(path.as_uri())
 
     return write
-
-
-class Client:
-    """Sends requests of one phase, and keeps how long each took."""
-
-    def __init__(self, session, server, phase):
-        self.session, self.server, self.phase = session, server, phase
-        self.took_ms = {}
-
-    def headers(self, label):
-        """How the server is told what a request is."""
-        return {"baggage": f"stagetrace.phase={self.phase},stagetrace.label={label}"}
-
-    async def send(self, label, request, *, status=200, block_ms=None):
-        """Send a request and read its whole answer; the server's loop may be blocked in the middle of it."""
-        began = time.monotonic()
-        url = self.server.url + COMPLETIONS
-        content = self.server.visible | request
-        headers = self.headers(label)
-        if block_ms is not None:
-            headers["x-block-loop-ms"] = str(block_ms)
-        async with self.session.post(url, json=content, headers=headers) as response:
-            answer = await response.read()
-        self.took_ms[label] = (time.monotonic() - began) * 1e3
-        assert response.status == status, answer[:500]
-
-    async def until(self, label, condition, count=1):
-        """Wait until so many requests of a label fulfil a condition; they may be in flight."""
-        deadline = time.monotonic() + 30
-        while sum(map(condition, self._recorded(label))) < count:
-            assert time.monotonic() < deadline, "the requests did not come to the awaited point"
-            await asyncio.sleep(0.005)
-
-    def _recorded(self, label):
-        """The requests of a label as the API server has recorded them; reading all would take too long."""
-        paths = [path for path in segment_paths(self.server.spool) if path.name.startswith("api")]
-        reader = ProcessRecords([read_segment(path) for path in paths], Counter())
-        wanted = {"phase": self.phase, "label": label}
-        return [request for request in reader.requests.values() if wanted.items() <= request.facts.items()]
-
-    @property
-    def injected_ms(self):
-        """How much longer the client waited for the delayed request than for the other."""
-        return self.took_ms["delayed"] - self.took_ms["undelayed"]
-
-
-def play(server, phase, scene):
-    """Play a scene; returns its client, and the last request of each label, once all have ended."""
-
-    async def within():
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
-            client = Client(session, server, phase)
-            await scene(client)
-            return client
-
-    client = asyncio.run(within())
-
-    def ended(data):
-        if any(request.facts.get("phase") == phase for request in data.open_requests):
-            return None
-        return {r.facts["label"]: r for r in data.requests if r.facts.get("phase") == phase}
-
-    return client, server.wait_for(ended)
-
-
-def working(kind):
-    """Whether a job of a kind is being done for a request."""
-    return lambda request: any(j.kind is kind and j.started and not j.ended for j in request.jobs)
-
-
-def fetching(request):
-    """Whether the server has begun to fetch an image of a request."""
-    return any(item.fetches for item in request.items.values())
-
-
-def submitted(kind):
-    """Whether a job of a kind has been given to its pool for a request."""
-    return lambda request: any(job.kind is kind for job in request.jobs)
 
 
 def test_slow_media_server(front_end, find):
