@@ -7,6 +7,12 @@ from typing import Final
 SPOOL_VARIABLE: Final = "STAGETRACE_SPOOL"
 """Environment variable that names the folder to record into; without it nothing is recorded."""
 
+SPOOL_BYTES_VARIABLE: Final = "STAGETRACE_SPOOL_MAX_BYTES"
+"""Size that this folder may reach before its oldest segments are removed: bytes, or as in 512M, 2G."""
+
+SAMPLE_VARIABLE: Final = "STAGETRACE_SAMPLE"
+"""Which requests are recorded: a share, ``parent``, or ``parent:`` and a share; all without it."""
+
 BAGGAGE_PREFIX: Final = "stagetrace."
 BAGGAGE_PHASE: Final = "stagetrace.phase"
 """Phase of an experiment, as the client names it."""

@@ -17,7 +17,7 @@ from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from stagetrace.records import JobKind
-from stagetrace.stages import Horizon, Kind, Reason, Stage
+from stagetrace.stages import Horizon, Kind, Outcome, Reason, Stage
 from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step
 
 
@@ -63,6 +63,8 @@ _OWN_WAITS: Final = {
 
 IDLE_NS: Final = 5_000_000
 """A gap between two steps up to here is scheduling and belongs to the later one; a longer one is a wait."""
+
+_NEVER: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +133,23 @@ def _cover(begin: int, end: int, parts: Iterable[Interval]) -> tuple[Interval, .
 
 def _until_end(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
     yield from front.intervals
-    engine = _last_to_finish(request.engine_requests)
+    engine = _last_to_finish(request)
     if engine is None:
         yield from _without_engine(request, front, end)
         return
-    if request.last_byte is None:
-        yield Interval(Stage.HANDOFF, front.handed_off, end if engine.held is None else engine.held)
-        yield from _walk(engine, end)
-        return
-    yield from _until_delivered(front, engine, _end_of_output(engine, end), end)
+    yield from _until_held(request, front, engine)
+    died = _has_died(engine, request)
+    if request.last_byte is not None and not died:
+        yield from _until_delivered(engine, _end_of_output(engine, end), end)
+    elif engine.held is None:
+        yield Interval(Stage.HANDOFF, front.handed_off, end)
+    else:
+        yield from _walk(engine, end, died=died)
+
+
+def _has_died(engine: EngineRequest, request: RequestTimeline) -> bool:
+    """Whether an engine died with a request: the client was told of an error, and the engine never ended it."""
+    return request.outcome is Outcome.ERROR and engine.output_finished is None and engine.freed is None
 
 
 def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator[Interval]:
@@ -148,13 +158,29 @@ def _until_first_useful(request: RequestTimeline, front: _FrontEnd, end: int) ->
     if engine is None:
         yield from _without_engine(request, front, end)
         return
-    yield from _until_delivered(front, engine, _end_of_first_useful(engine, request.tokens_before, end), end)
+    yield from _until_held(request, front, engine)
+    yield from _until_delivered(engine, _end_of_first_useful(engine, request.tokens_before, end), end)
 
 
-def _until_delivered(front: _FrontEnd, engine: EngineRequest, stop: int, end: int) -> Iterator[Interval]:
-    """Go from the hand-off through the engine, to the step that ends at ``stop``, and out again."""
+def _until_held(request: RequestTimeline, front: _FrontEnd, engine: EngineRequest) -> Iterator[Interval]:
+    """Go from the last job until the engine holds the request, through the rounds that had to end before."""
+    begin = front.handed_off
+    for before, joined in _rounds_before(request.engine_requests, engine):
+        if before.held is None:
+            return
+        yield Interval(Stage.HANDOFF, begin, before.held)
+        begin = _end_of_output(before, joined)
+        yield from _walk(before, begin)
+        jobs = [job for job in _preprocessing_jobs(request, begin, joined) if job.started is not None]
+        last = max((_ended(job, joined) for job in jobs), default=begin)
+        yield from _fill(_without(jobs, (), joined), begin, last, Stage.PREPROCESS_WAIT)
+        begin = last
     if engine.held is not None:
-        yield Interval(Stage.HANDOFF, front.handed_off, engine.held)
+        yield Interval(Stage.HANDOFF, begin, engine.held)
+
+
+def _until_delivered(engine: EngineRequest, stop: int, end: int) -> Iterator[Interval]:
+    """Go through the engine, to the step that ends at ``stop``, and out again."""
     yield from _walk(engine, stop)
     yield Interval(Stage.RESPOND, stop, end)
 
@@ -164,7 +190,7 @@ def _until_delivered(front: _FrontEnd, engine: EngineRequest, stop: int, end: in
 
 @dataclass(frozen=True, slots=True)
 class _FrontEnd:
-    """The chain of jobs from receipt to the hand-off."""
+    """The chain of jobs and media items from receipt to the hand-off."""
 
     intervals: tuple[Interval, ...]
     handed_off: int
@@ -173,21 +199,23 @@ class _FrontEnd:
     @classmethod
     def of(cls, request: RequestTimeline, limit: int) -> _FrontEnd:
         """Build the chain; what has not ended by ``limit`` ends there."""
-        items = list(request.items.values())
-        jobs = _preprocessing_jobs(request)
-        begins = [item.begin for item in items] + [job.submitted for job in jobs]
+        items = sorted(request.items.values(), key=attrgetter("index"))
         joined = [e.joined for e in request.engine_requests if e.joined is not None]
+        jobs = _preprocessing_jobs(request, request.received, min(joined, default=None))
+        begins = [item.begin for item in items] + [job.submitted for job in jobs]
         begin = min(begins + joined, default=limit)
-        critical = max(items, key=lambda item: (_ready(item, limit), item.index), default=None)
+        inline = [item for item in items if item.inline]
+        pooled = [item for item in items if not item.inline]
+        critical = max(pooled or inline, key=lambda item: (_ready(item, limit), item.index), default=None)
         intervals = [Interval(Stage.RECEIVE, request.received, begin)]
         cursor = begin
-        if critical is not None:
+        if pooled and critical is not None:
             intervals += _item_intervals(critical, request.jobs, begin, limit)
             cursor = _ready(critical, limit)
-        busy = [
-            (job.started, _ended(job, limit), Stage.PREPROCESS) for job in jobs if job.started is not None
-        ]
-        handed_off = max([cursor, *(_ended(job, limit) for job in jobs)])
+        busy = [interval for item in inline for interval in _inline_intervals(item, limit)]
+        busy += _without(jobs, inline, limit)
+        ends = [_ended(job, limit) for job in jobs] + [_ready(item, limit) for item in inline]
+        handed_off = max([cursor, *ends])
         intervals += _fill(busy, cursor, handed_off, Stage.PREPROCESS_WAIT)
         return cls(tuple(intervals), handed_off, None if critical is None else critical.index)
 
@@ -200,39 +228,66 @@ def _ended(job: Job, limit: int) -> int:
     return limit if job.ended is None else job.ended
 
 
-def _preprocessing_jobs(request: RequestTimeline) -> list[Job]:
-    joined = [e.joined for e in request.engine_requests if e.joined is not None]
-    before = min(joined, default=None)
-    return [job for job in request.jobs if job.item is None and (before is None or job.submitted < before)]
+def _preprocessing_jobs(request: RequestTimeline, begin: int, end: int | None) -> list[Job]:
+    """Return the jobs, other than those of media items, that were submitted in ``[begin, end)``."""
+    return [
+        job
+        for job in request.jobs
+        if job.item is None and job.submitted >= begin and (end is None or job.submitted < end)
+    ]
 
 
 def _item_intervals(item: Item, jobs: Iterable[Job], begin: int, limit: int) -> Iterator[Interval]:
     """Fetch and decoding of an item; everything else of it is ``media_decode.wait``."""
     ready = _ready(item, limit)
-    busy = [
-        (fetch.begin, ready if fetch.end is None else fetch.end, Stage.RETRIEVAL) for fetch in item.fetches
-    ]
+    busy = _fetches(item, ready)
     busy += [
-        (job.started, _ended(job, ready), Stage.MEDIA_DECODE)
+        Interval(Stage.MEDIA_DECODE, job.started, _ended(job, ready), item=item.index)
         for job in jobs
         if job.item == item.index and job.kind is JobKind.DECODE and job.started is not None
     ]
     yield from _fill(busy, begin, ready, Stage.MEDIA_DECODE_WAIT, item.index)
 
 
+def _inline_intervals(item: Item, limit: int) -> Iterator[Interval]:
+    """Fetch and decoding of an item that was loaded where it was asked for: nothing of it is a wait."""
+    ready = _ready(item, limit)
+    yield from _fill(_fetches(item, ready), item.begin, ready, Stage.MEDIA_DECODE, item.index)
+
+
+def _fetches(item: Item, ready: int) -> list[Interval]:
+    return [
+        Interval(Stage.RETRIEVAL, fetch.begin, ready if fetch.end is None else fetch.end, item=item.index)
+        for fetch in item.fetches
+    ]
+
+
+def _without(jobs: Iterable[Job], inline: Iterable[Item], limit: int) -> Iterator[Interval]:
+    """Return what is left of jobs when the items loaded within them are taken out."""
+    holes = sorted((item.begin, _ready(item, limit)) for item in inline)
+    for job in jobs:
+        if job.started is None:
+            continue
+        cursor, ended = job.started, _ended(job, limit)
+        for begin, ready in holes:
+            yield Interval(Stage.PREPROCESS, cursor, min(begin, ended))
+            cursor = max(cursor, ready)
+        yield Interval(Stage.PREPROCESS, cursor, ended)
+
+
 def _fill(
-    busy: Iterable[tuple[int, int, Stage]], begin: int, end: int, wait: Stage, item: int | None = None
+    busy: Iterable[Interval], begin: int, end: int, rest: Stage, item: int | None = None
 ) -> Iterator[Interval]:
-    """Lay busy stretches over ``[begin, end)``; whatever lies between them is a wait."""
+    """Lay busy stretches over ``[begin, end)``; whatever lies between them is the rest."""
     cursor = begin
-    for started, ended, stage in sorted(busy):
-        first, last = max(started, cursor), min(ended, end)
+    for interval in sorted(busy, key=attrgetter("begin", "end")):
+        first, last = max(interval.begin, cursor), min(interval.end, end)
         if last <= first:
             continue
-        yield Interval(wait, cursor, first, item=item)
-        yield Interval(stage, first, last, item=item)
+        yield Interval(rest, cursor, first, item=item)
+        yield interval._replace(begin=first, end=last)
         cursor = last
-    yield Interval(wait, cursor, end, item=item)
+    yield Interval(rest, cursor, end, item=item)
 
 
 # --- engine ----------------------------------------------------------------------------------------
@@ -245,15 +300,43 @@ def _without_engine(request: RequestTimeline, front: _FrontEnd, end: int) -> Ite
         yield Interval(Stage.RESPOND if answered else Stage.HANDOFF, front.handed_off, end)
 
 
-def _last_to_finish(engines: Sequence[EngineRequest]) -> EngineRequest | None:
-    return max(engines, key=lambda e: e.output_finished or e.freed or 0, default=None)
+def _last_to_finish(request: RequestTimeline) -> EngineRequest | None:
+    """Return the engine request that ended last; of a request that broke off, one that was still at work."""
+    never = _NEVER if request.last_byte is None else 0
+    return max(request.engine_requests, key=lambda e: e.output_finished or e.freed or never, default=None)
+
+
+def _rounds_before(
+    engines: Sequence[EngineRequest], engine: EngineRequest
+) -> list[tuple[EngineRequest, int]]:
+    """Return the last engine request of each round that had to end before one, and when the next round began.
+
+    A new round begins when the engine is asked again after all earlier answers to the same request: so do
+    beam search, tools that a model calls, and a score whose documents follow its query.
+    """
+    rounds: list[tuple[EngineRequest, int]] = []
+    if len(engines) == 1:
+        return rounds
+    last: EngineRequest | None = None
+    finished: int | None = 0
+    for one in sorted((e for e in engines if e.joined is not None), key=lambda e: e.joined or 0):
+        if last is not None and finished is not None and finished <= (one.joined or 0):
+            rounds.append((last, one.joined or 0))
+            last, finished = None, 0
+        if one is engine:
+            break
+        if finished is not None:
+            finished = None if one.output_finished is None else max(finished, one.output_finished)
+        if last is None or (one.output_finished or 0) >= (last.output_finished or 0):
+            last = one
+    return rounds
 
 
 def _first_to_deliver(request: RequestTimeline) -> EngineRequest | None:
     if request.tokens_before is None:
-        return _last_to_finish(request.engine_requests)
+        return _last_to_finish(request)
     mine = [engine for engine in request.engine_requests if engine.index == request.choice]
-    return mine[0] if mine else _last_to_finish(request.engine_requests)
+    return mine[0] if mine else _last_to_finish(request)
 
 
 def _end_of_output(engine: EngineRequest, end: int) -> int:
@@ -353,13 +436,20 @@ class _States:
             last_step=step.number,
             recompute=again,
         )
-        if step.number not in self._engine.encoded or step.encoder_begin is None or step.encoder_end is None:
+        part = self._encoder_part(place)
+        if part is None:
             yield work
             return
-        opened, closed = max(step.encoder_begin, begin), min(step.encoder_end, end)
+        opened, closed = (min(max(time, begin), end) for time in part)
         yield work._replace(end=opened)
         yield work._replace(stage=Stage.ENCODE, begin=opened, end=closed)
         yield work._replace(begin=closed)
+
+    def _encoder_part(self, place: int) -> tuple[int, int] | None:
+        steps = self._engine.steps
+        if steps is None or self._steps[place].number not in self._engine.encoded:
+            return None
+        return steps.encoder_part(place)
 
     def idle(self, place: int, begin: int, end: int) -> Interval:
         """Return what the request did while the engine scheduled nothing, before the step at a place."""
@@ -386,11 +476,14 @@ class _States:
         return Interval(stage, begin, end, reason, holder, first_step=step.number, last_step=step.number)
 
 
-def _walk(engine: EngineRequest, stop: int) -> Iterator[Interval]:
-    """Cut the time from ``held`` to ``stop`` by steps; neighbours that say the same become one."""
+def _walk(engine: EngineRequest, stop: int, *, died: bool = False) -> Iterator[Interval]:
+    """Cut the time from ``held`` to ``stop`` by steps; neighbours that say the same become one.
+
+    When the engine died, the step that it died in lasts until ``stop``.
+    """
     first: Interval | None = None
     last: Interval | None = None
-    for interval in _slots(engine, stop):
+    for interval in _slots(engine, stop, died=died):
         if interval.end <= interval.begin:
             continue
         if first is not None and last is not None:
@@ -416,7 +509,7 @@ def _continues(before: Interval, after: Interval) -> bool:
     )
 
 
-def _slots(engine: EngineRequest, stop: int) -> Iterator[Interval]:
+def _slots(engine: EngineRequest, stop: int, *, died: bool) -> Iterator[Interval]:
     steps, held = engine.steps, engine.held
     if steps is None or held is None:
         return
@@ -426,6 +519,8 @@ def _slots(engine: EngineRequest, stop: int) -> Iterator[Interval]:
         begin, end = max(steps.begins[place], held), steps.ends[place]
         if begin >= stop:
             return
+        if steps.is_open(place) or (died and steps.is_under_way(place)):
+            end = stop
         if end is None or steps.steps[place].contradicted:
             continue
         step = steps.steps[place]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
+from pathlib import Path
 from typing import Final
 
 from stagetrace.clock import clock_domain, pid_namespace
+from stagetrace.gaps import Cut, Gap, gap_before, gap_behind
 from stagetrace.records import NONE, RECORD, Fact, JobKind, ReasonCode, RecordKind
 from stagetrace.segment import Record, SegmentData, SegmentHeader
 from stagetrace.stages import Outcome, Reason
@@ -29,6 +32,9 @@ _TEXT_COLUMNS: Final = {
 _NUMBER_COLUMNS: Final = {Fact.INTENDED_UNIX_NS: "intended_unix_ns", Fact.MAX_TOKENS: "max_tokens"}
 _PROCESS_FACTS: Final = {Fact.MODEL: "model"}
 _CANCELLED: Final = 1
+_COST_HIGH: Final = 1000
+"""Upper half of what the longest window, in microseconds, may have cost in nanoseconds."""
+
 _AGE_NS: Final = 1 << 61
 """No host has been up for so long; later times are damage, and their differences would not fit."""
 
@@ -40,6 +46,8 @@ class WorkerStep:
     begin: int | None = None
     encoder_begin: int | None = None
     encoder_end: int | None = None
+    encoder_deferred: bool = False
+    encoder_device_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -51,8 +59,27 @@ class Media:
     last_position: int
 
 
+@dataclass(slots=True)
+class Cost:
+    """What recording has cost the busy thread of a process, by its own estimate.
+
+    Attributes:
+        steps: Steps in which it was measured.
+        cost_ns: Time that recording took in them.
+        busy_ns: Time of the steps, recording included.
+    """
+
+    steps: int = 0
+    cost_ns: int = 0
+    busy_ns: int = 0
+
+
 class ProcessRecords:
     """The records of one process, sorted into what they are about.
+
+    What is in flight when the records break off is set aside: requests are
+    counted by reason, and the engine's requests are kept as ``others`` that
+    take part in steps, of whom nothing more is said.
 
     Args:
         segments: The segments of the process.
@@ -62,6 +89,17 @@ class ProcessRecords:
     def __init__(self, segments: Sequence[SegmentData], set_aside: Counter[str]) -> None:
         segments = sorted(segments, key=lambda data: data.header.sequence)
         self.header = segments[-1].header
+        self.roles = {data.header.role for data in segments}
+        self.removed_segments = sum(data.header.removed_segments for data in segments)
+        self.removed_bytes = sum(data.header.removed_bytes for data in segments)
+        self.pairs = [data.header.pair for data in segments]
+        self.opened = self.pairs[0].monotonic_ns
+        self.gaps: list[Gap] = []
+        self.others: list[EngineRequest] = []
+        self.unjoined: set[str] = set()
+        self.nameless = 0
+        self.not_sampled: set[int] = set()
+        self.cost = Cost()
         self.records = 0
         self.received = 0
         self.requests: dict[int, RequestTimeline] = {}
@@ -76,11 +114,18 @@ class ProcessRecords:
         self.lags: list[Lag] = []
         self.hooks_off: list[str] = []
         self._jobs: dict[tuple[int, int], Job] = {}
+        self._left: set[int] = set()
         self._cancelled: set[int] = set()
         self._raised: set[int] = set()
         self._heads: list[tuple[int, int]] = []
         self._done: dict[int, tuple[int, int]] = {}
         self._encoder_items: Counter[int] = Counter()
+        self._last = 0
+        self._cut_requests: set[int] = set()
+        self._partly: dict[int, EngineRequest] = {}
+        self._framed = True
+        self._headless: set[int] = set()
+        self._last_steps: set[int] = set()
         self._set_aside = set_aside
         self._texts = _read_texts(segments)
         self._read(segments)
@@ -90,11 +135,15 @@ class ProcessRecords:
         return self._texts.get(number)
 
     def _read(self, segments: Iterable[SegmentData]) -> None:
+        previous: SegmentHeader | None = None
         for data in segments:
+            self._cut_at(gap_before(data.header, previous, self._last))
+            previous = data.header
             self.records += len(data.body) // RECORD.size
             # By time, because a record of one thread may stand before an earlier one of another.
             records = (r for r in data if r[6] != RecordKind.DEFINE and self._is_of_this_age(r))
             for record in sorted(records, key=itemgetter(0)):
+                self._last = record[0]
                 handler = _HANDLERS.get(record[6])
                 if handler is None:
                     self._set_aside["unknown_record"] += 1
@@ -102,9 +151,72 @@ class ProcessRecords:
                 try:
                     handler(self, record)
                 except KeyError:
-                    self._set_aside["record_without_beginning"] += 1
+                    self._note_unknown(record)
                 except (ValueError, IndexError):
                     self._set_aside["unknown_value"] += 1
+        self._cut_at(gap_behind(self.header))
+
+    def _cut_at(self, gap: Gap | None) -> None:
+        """Let go of all that is in flight: what became of it is not recorded."""
+        if gap is None:
+            return
+        self.gaps.append(gap)
+        self.leave_out({r.request_id: gap.cut for r in self.requests.values() if r.ended is None})
+        gone = {key for key, engine in self.engine_requests.items() if engine.freed is None}
+        for engine in (*map(self.engine_requests.pop, gone), *self._partly.values()):
+            engine.freed = gap.begin if engine.freed is None else engine.freed
+            self.others.append(engine)
+        self._partly.clear()
+        self._framed = False
+        self._last_steps.add(max((*self.steps, *self._done), default=0))
+        # What was recorded of a step that was being run may not be all of it.
+        self._headless |= self.steps.keys() - self._done.keys()
+        for number in self._headless & self.steps.keys():
+            del self.steps[number]
+        self.pauses.append((gap.end, False))
+
+    def leave_open(self, number: int) -> None:
+        """Note that a worker had begun a step, and none after it, when the records end.
+
+        The step is not recorded when it was composed like the one before and the engine did not see its end.
+        """
+        step, before = self.steps.get(number), self.steps.get(number - 1)
+        if step is None and before is not None and number - 1 not in self._last_steps:
+            done = before.done
+            if done is not None:
+                step = self.steps[number] = replace(before, number=number, scheduled=done, done=None)
+                step.encoder_items = self._encoder_items[number]
+        if step is not None:
+            step.under_way = step.done is None
+
+    def leave_out(self, cuts: Mapping[str, Cut]) -> None:
+        """Set requests aside by their id; the engine's parts of them are then nobody's, and not missed."""
+        for number in [number for number, request in self.requests.items() if request.request_id in cuts]:
+            self._set_aside[cuts[self.requests.pop(number).request_id]] += 1
+            self._cut_requests.add(number)
+        self.received -= len(cuts)
+        self.unjoined.update(
+            engine.identifier for request, engine in self.joins if request.request_id in cuts
+        )
+        self.joins = [join for join in self.joins if join[0].request_id not in cuts]
+
+    def _note_unknown(self, record: Record) -> None:
+        _, number, *_, kind, _ = record
+        of_request = RecordKind.RECEIVED <= kind < RecordKind.HELD and number not in self.requests
+        if not (self.gaps and of_request):
+            self._set_aside["record_without_beginning"] += 1
+        elif number not in self._cut_requests:
+            self._cut_requests.add(number)
+            self._set_aside[self.gaps[-1].cut] += 1
+
+    def _engine(self, key: int) -> EngineRequest:
+        """Return a request of the engine; behind a gap, one whose beginning is not there."""
+        found = self.engine_requests.get(key) or self._partly.get(key)
+        if found is None:
+            if not self.gaps:
+                raise KeyError(key)
+            found = self._partly[key] = EngineRequest(self._text(key) or "")
+        return found
 
     def _is_of_this_age(self, record: Record) -> bool:
         if 0 <= record[0] < _AGE_NS:
@@ -113,8 +225,10 @@ class ProcessRecords:
         return False
 
     def _finish(self) -> None:
+        self.leave_out({r.request_id: Cut.IMPOSSIBLE for r in self.requests.values() if _is_impossible(r)})
         for number, request in self.requests.items():
             request.outcome = self._outcome(number, request)
+        self.others += self._partly.values()
         self._finish_steps()
 
     def _finish_steps(self) -> None:
@@ -126,34 +240,34 @@ class ProcessRecords:
             step = self.steps.get(number)
             if step is None:
                 before = self.steps.get(number - 1)
-                if before is None:
+                if before is None or before.number in self._last_steps:
                     self._set_aside["step_without_beginning"] += 1
                     continue
                 step = self.steps[number] = replace(before, number=number, scheduled=scheduled)
             step.done = done
             step.encoder_items = self._encoder_items[number]
             if number in heads:
-                found = self.engine_requests.get(heads[number])
-                head = None if found is None else found.identifier
+                head = self._text(heads[number])
             step.head = head if step.waiting else None
+        self._set_aside["step_without_beginning"] += len(self._headless - self._done.keys())
 
     def _outcome(self, number: int, request: RequestTimeline) -> Outcome | None:
         if request.ended is None:
             return Outcome.LOST if _is_gone(self.header) else None
-        status = request.facts.get("status")
-        if "error_code" not in request.facts:
-            if isinstance(status, int) and status >= 400:  # noqa: PLR2004 - HTTP
-                request.facts["error_code"] = f"http_{status}"
-            elif number in self._raised:
-                request.facts["error_code"] = "application_error"
-        if number in self._cancelled:
-            return Outcome.CANCELLED
         if "error_code" in request.facts:
             return Outcome.ERROR
-        if request.last_byte is None:
+        if number in self._left:
+            return Outcome.CANCELLED
+        if number in self._cancelled:
+            return Outcome.LOST
+        status = request.facts.get("status")
+        if isinstance(status, int) and status >= 400:  # noqa: PLR2004 - HTTP
+            request.facts["error_code"] = f"http_{status}"
+        elif number in self._raised:
+            request.facts["error_code"] = "application_error"
+        elif request.last_byte is None:
             request.facts["error_code"] = "no_response"
-            return Outcome.ERROR
-        return Outcome.OK
+        return Outcome.ERROR if "error_code" in request.facts else Outcome.OK
 
     # --- API server ---
 
@@ -162,6 +276,9 @@ class ProcessRecords:
         self.received += 1
         name = f"{self.header.process}-{key}"
         self.requests[key] = RequestTimeline(name, self.header.process, received=time)
+
+    def _on_not_sampled(self, record: Record) -> None:
+        self.not_sampled.add(record[1])
 
     def _on_body_complete(self, record: Record) -> None:
         self.requests[record[1]].body_complete = record[0]
@@ -181,10 +298,15 @@ class ProcessRecords:
         self.requests[record[1]].last_byte = record[0]
 
     def _on_disconnected(self, record: Record) -> None:
-        if self.requests[record[1]].last_byte is None:
-            self._cancelled.add(record[1])
+        request = self.requests[record[1]]
+        if request.last_byte is None and request.ended is None:
+            # Here it ends; what the server still does with it is clearing up.
+            request.ended = record[0]
+            self._left.add(record[1])
 
     def _on_ended(self, record: Record) -> None:
+        if record[1] in self._left:
+            return
         request = self.requests[record[1]]
         request.ended = record[0]
         if record[2] == _CANCELLED and request.last_byte is None:
@@ -201,9 +323,12 @@ class ProcessRecords:
 
     def _on_fact_text(self, record: Record) -> None:
         _, key, fact, number, *_ = record
-        text = self._text(number)
+        text, column = self._text(number), _TEXT_COLUMNS[Fact(fact)]
+        if column == "error_code" and key in self._left:
+            return
         if text is not None:
-            self.requests[key].facts[_TEXT_COLUMNS[Fact(fact)]] = text
+            # The first error is the cause of those behind it.
+            self.requests[key].facts.setdefault(column, text)
 
     def _on_item_begin(self, record: Record) -> None:
         time, key, index, scheme, host, modality, *_ = record
@@ -226,6 +351,8 @@ class ProcessRecords:
         item.fetches[-1].end = record[0]
         item.fetches[-1].attempts = record[3]
         item.facts["fetch_attempts"] = record[3]
+        if record[4] and item.ready is None:
+            item.ready = record[0]
 
     def _on_job_submitted(self, record: Record) -> None:
         time, key, number, kind, item, *_ = record
@@ -262,17 +389,29 @@ class ProcessRecords:
     def _on_media_cached(self, record: Record) -> None:
         self.requests[record[1]].items[record[2]].facts["media_cache"] = "hit"
 
+    def _on_item_inline(self, record: Record) -> None:
+        item = self.requests[record[1]].items[record[2]]
+        item.inline = True
+        item.job = None if record[3] == NONE else record[3]
+
     def _on_loop_lag(self, record: Record) -> None:
         time, _, low, high, *_ = record
-        self.lags.append(Lag(self.header.process, time, low | high << 32))
+        self.lags.append(Lag(self.header.process, time, _duration(low, high)))
 
     def _on_engine_request(self, record: Record) -> None:
-        request = self.requests[record[1]]
-        identifier = self._text(record[2])
+        number, identifier = record[1], self._text(record[2])
+        begun = number in self.requests or number in self.not_sampled
         if identifier is None:
-            self._set_aside["text_not_recorded"] += 1
+            self.nameless += not begun
+            self._set_aside["text_not_recorded"] += begun
+        elif number not in self.requests and (begun or self.gaps):
+            self.unjoined.add(identifier)
+        if number in self.not_sampled:
             return
-        self.joins.append((request, EngineRequest(identifier, joined=record[0], index=record[3])))
+        request = self.requests[number]
+        if identifier is not None:
+            engine = EngineRequest(identifier, joined=record[0], index=record[3], prompt=record[4])
+            self.joins.append((request, engine))
 
     def _on_output_first(self, record: Record) -> None:
         self._note_output(record, None)
@@ -294,7 +433,8 @@ class ProcessRecords:
         time, key, prompt_tokens, _, media_items, *_ = record
         identifier = self._text(key)
         if identifier is None:
-            self._set_aside["text_not_recorded"] += 1
+            # Behind a gap it was defined before or within it.
+            self._set_aside["text_not_recorded"] += not self.gaps
             return
         request = self.engine_requests[key] = EngineRequest(identifier, held=time)
         request.facts = {"prompt_tokens": prompt_tokens, "media_items": media_items}
@@ -304,10 +444,22 @@ class ProcessRecords:
         self.engine_media[key][index] = Media(self._text(identifier), embeddings, position)
 
     def _on_added(self, record: Record) -> None:
-        self.engine_requests[record[1]].added = record[0]
+        self._engine(record[1]).added = record[0]
+
+    def _on_frame(self, _record: Record) -> None:
+        self._framed = True
+
+    def _on_alive(self, record: Record) -> None:
+        time, key, seated, *_ = record
+        known = key in self.engine_requests or key in self._partly
+        if not known and self.gaps and not seated:
+            self._engine(key).added = time
 
     def _on_step(self, record: Record) -> None:
         time, number, tokens, packed, running, waiting, *_ = record
+        if not self._framed:
+            self._headless.add(number)
+            return
         self.steps[number] = Step(
             number,
             scheduled=time,
@@ -325,35 +477,36 @@ class ProcessRecords:
 
     def _on_member(self, record: Record) -> None:
         _, key, step, tokens, computed, *_ = record
-        request = self.engine_requests[key]
+        request = self._engine(key)
         if tokens and "cached_tokens" not in request.facts:
             request.facts["cached_tokens"] = computed
-        request.members.append((step, tokens))
+        if not request.members or request.members[-1][1] != tokens:
+            request.members.append((step, tokens))
         if request.preempted and tokens and request.preempted[-1][0] not in request.resumed:
             request.resumed[request.preempted[-1][0]] = computed
 
     def _on_step_item(self, record: Record) -> None:
         _, step, key, item, *_ = record
-        self.engine_requests[key].encoded.setdefault(step, []).append(item)
+        self._engine(key).encoded.setdefault(step, []).append(item)
         self._encoder_items[step] += 1
 
     def _on_blocked(self, record: Record) -> None:
         _, key, step, reason, *_ = record
-        self.engine_requests[key].blocked.append((step, _REASONS.get(reason)))
+        self._engine(key).blocked.append((step, _REASONS.get(reason)))
 
     def _on_preempted(self, record: Record) -> None:
-        self.engine_requests[record[1]].preempted.append((record[2], record[3]))
+        self._engine(record[1]).preempted.append((record[2], record[3]))
 
     def _on_step_done(self, record: Record) -> None:
         time, number, low, high, *_ = record
-        self._done[number] = (time, time - (low | high << 32))
+        self._done[number] = (time, time - _duration(low, high))
 
     def _on_first_token(self, record: Record) -> None:
-        self.engine_requests[record[1]].first_token = record[2]
+        self._engine(record[1]).first_token = record[2]
 
     def _on_freed(self, record: Record) -> None:
         time, key, status, output_tokens, *_ = record
-        request = self.engine_requests[key]
+        request = self._engine(key)
         request.freed = time
         request.finish_reason = self._text(status)
         request.facts["output_tokens"] = output_tokens
@@ -367,15 +520,29 @@ class ProcessRecords:
         self.worker_steps[record[2], record[1]].begin = record[0]
 
     def _on_encode_begin(self, record: Record) -> None:
-        self.worker_steps[record[2], record[1]].encoder_begin = record[0]
+        step = self.worker_steps[record[2], record[1]]
+        step.encoder_begin = record[0]
+        step.encoder_deferred = bool(record[3])
 
     def _on_encode_end(self, record: Record) -> None:
         self.worker_steps[record[2], record[1]].encoder_end = record[0]
+
+    def _on_encode_device(self, record: Record) -> None:
+        _, number, engine, low, high, *_ = record
+        self.worker_steps[engine, number].encoder_device_ns = _duration(low, high)
 
     def _on_process_fact(self, record: Record) -> None:
         text = self._text(record[3])
         if text is not None:
             self.facts[_PROCESS_FACTS[Fact(record[2])]] = text
+
+    def _on_own_cost(self, record: Record) -> None:
+        _, _, steps, low, high, busy_us, *_ = record
+        if high > _COST_HIGH:
+            raise ValueError(high)
+        self.cost.steps += steps
+        self.cost.cost_ns += low | high << 32
+        self.cost.busy_ns += busy_us * 1000
 
     def _on_hook_off(self, record: Record) -> None:
         name = self._text(record[3])
@@ -390,6 +557,25 @@ _HANDLERS: Final[dict[int, Callable[[ProcessRecords, Record], None]]] = {
 }
 
 
+def _duration(low: int, high: int) -> int:
+    """Put the halves of a duration together.
+
+    Raises:
+        ValueError: No host has been up for so long.
+    """
+    duration = low | high << 32
+    if duration >= _AGE_NS:
+        raise ValueError(duration)
+    return duration
+
+
+def _is_impossible(request: RequestTimeline) -> bool:
+    """Whether something of a request was recorded as earlier than its receipt."""
+    times = (request.body_complete, request.first_useful, request.last_byte, request.ended)
+    items = ((item.begin, item.ready) for item in request.items.values())
+    return any(time is not None and time < request.received for time in (*times, *chain(*items)))
+
+
 def _read_texts(segments: Iterable[SegmentData]) -> dict[int, str]:
     parts: dict[int, dict[int, bytes]] = defaultdict(dict)
     for data in segments:
@@ -398,6 +584,7 @@ def _read_texts(segments: Iterable[SegmentData]) -> dict[int, str]:
     return {
         number: b"".join(found[part] for part in sorted(found)).decode("utf-8", "replace")
         for number, found in parts.items()
+        if max(found) < len(found)  # else the begin of it is gone
     }
 
 
@@ -411,4 +598,13 @@ def _is_gone(header: SegmentHeader) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
-    return False
+    return _is_zombie(header.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and nobody has asked yet how, as in a container without an init."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["Z"]

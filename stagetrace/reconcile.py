@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stagetrace.timeline import EngineRequest, RequestTimeline, Steps
+from stagetrace.timeline import EngineRequest, RequestTimeline, Step, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,19 @@ def _has_first_step(engine: EngineRequest) -> bool:
 
 def _encoder_checks(engines: Iterable[tuple[Steps, Sequence[EngineRequest]]]) -> Iterator[Check]:
     for steps, mine in engines:
-        scheduled = sum(step.encoder_items for step in steps.steps)
+        scheduled = sum(step.encoder_items for step in steps.steps if not step.unseen)
         encoded = sum(
             len(items)
             for engine in mine
             for number, items in engine.encoded.items()
-            if (place := steps.place(number)) is not None and steps.steps[place].encoder_end is not None
+            if (place := steps.place(number)) is not None and _has_encoded(steps.steps[place])
         )
-        in_flight = sum(step.encoder_items for step in steps.steps if step.done is None)
+        in_flight = sum(step.encoder_items for step in steps.steps if step.done is None and not step.unseen)
         yield Check("media items scheduled = encoded by the worker", scheduled - in_flight, encoded)
+
+
+def _has_encoded(step: Step) -> bool:
+    return step.encoder_begin is not None and step.done is not None and not step.unseen
 
 
 def _queue_checks(steps: Steps, engines: Sequence[EngineRequest]) -> Iterator[Check]:

@@ -33,6 +33,7 @@ class RecordKind(IntEnum):
     DEFINE = 1  # a string: number, part, length of the part, bytes
     PROCESS_FACT = 2  # a fact, b text
     HOOK_OFF = 3  # b text: a hook point that is not as known
+    OWN_COST = 10  # a: steps, b, c: nanoseconds of them for recording (low, high), d: microseconds in all
 
     # The API server's; the key is the request's number in its process
     RECEIVED = 20
@@ -53,12 +54,14 @@ class RecordKind(IntEnum):
     JOB_ENDED = 35  # a: job, b: 1 when failed
     MEDIA_DECODED = 36  # a: item, b: bytes, c: width << 16 | height, d: text: format
     PROCESSOR_CACHE = 37  # a: item, b: 1 when hit
-    ENGINE_REQUEST = 38  # a: text: the engine's id of the request, b: choice
+    ENGINE_REQUEST = 38  # a: text: the engine's id of the request, b: choice, c: prompt
     OUTPUT_FIRST = 39  # a: text: the engine's id
     OUTPUT_FINISHED = 40  # a: text: the engine's id, b: text: finish reason
     ABORTED = 41  # a: text: the engine's id
     MEDIA_CACHED = 42  # a: item that vLLM's media cache held
     LOOP_LAG = 43  # key: 0; time: when the event loop was due, a, b: nanoseconds it was late (low, high)
+    ITEM_INLINE = 44  # a: item, b: job that loads it by itself, NONE: the event loop does
+    NOT_SAMPLED = 50  # instead of RECEIVED; no other record than ENGINE_REQUEST follows
 
     # The engine's; the key is the text number of the request's id, or the step where it says so
     HELD = 60  # a: prompt tokens, b: maximum output tokens, c: media items
@@ -71,14 +74,17 @@ class RecordKind(IntEnum):
     BLOCKED = 67  # a: step, b: reason of its own (0: no longer); by change
     PREEMPTED = 68  # a: step, b: tokens that are to be computed again
     STEP_DONE = 69  # key: step, a, b: nanoseconds since it was scheduled (low, high)
-    FIRST_TOKEN = 70  # a: step
+    FIRST_TOKEN = 70  # a: step, also of the only output of a pooling request
     FREED = 71  # a: text: status, b: output tokens
     PAUSE = 72  # a: 1 when the engine is paused, 0 when it goes on
+    FRAME = 80  # key: step; from here on all that is recorded by change is recorded again
+    ALIVE = 81  # a: 1 when it has a seat; a request that the scheduler holds, behind FRAME
 
     # The worker's; the key is the step
     STEP_BEGIN = 90  # a: number of the engine's process
-    ENCODE_BEGIN = 91  # a: number of the engine's process
+    ENCODE_BEGIN = 91  # a: number of the engine's process, b: 1 when the host only launches it
     ENCODE_END = 92  # a: number of the engine's process
+    ENCODE_DEVICE = 93  # a: number of the engine's process, b, c: nanoseconds its device took (low, high)
 
     @property
     def role(self) -> str:
@@ -90,6 +96,20 @@ class RecordKind(IntEnum):
         return "engine" if self < RecordKind.STEP_BEGIN else "worker"
 
 
+class StopReason(IntEnum):
+    """Why a process did not record for a time."""
+
+    NONE = 0
+    LOST = 1
+    """There was no room, or no folder; these records are counted as dropped."""
+    OFF = 2
+    """The file OFF lay in the spool folder."""
+    FAULTS = 3
+    """Too many internal faults within a short time."""
+    COST = 4
+    """Recording took too much of the busy thread's time."""
+
+
 class JobKind(IntEnum):
     """What a job in one of the API server's thread pools does."""
 
@@ -98,6 +118,8 @@ class JobKind(IntEnum):
     TOKENIZE = 2
     PROCESS = 3
     DECODE = 4
+    RENDER = 5
+    """A prompt from beginning to end: its media, template, tokens, multimodal processor."""
 
 
 class Fact(IntEnum):

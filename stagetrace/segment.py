@@ -3,11 +3,15 @@
 A segment is one page of header and then records.  The file is allocated whole
 before it is mapped, so that a full disk is an error at opening and not a
 ``SIGBUS`` in the host.  The page cache belongs to the kernel: whatever a
-process wrote before ``kill -9`` is there.
+process wrote before ``kill -9`` is there.  A writer holds the file's lock as
+long as it has the segment mapped, so that others can tell an open segment from
+one that was left behind, in whatever container its writer was.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import mmap
 import os
@@ -16,24 +20,32 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, Self
 
 from stagetrace._version import __version__
 from stagetrace.clock import ClockPair, clock_domain, pid_namespace, read_pair
 from stagetrace.errors import DataError
-from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind
+from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind, StopReason
 
-FORMAT: Final = b"STGTRC01"
+FORMAT: Final = b"STGTRC02"
 SUFFIX: Final = ".stagetrace"
 HEADER_BYTES: Final = 4096
 SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """131,000 records: about ten minutes of a busy engine."""
 
 _LATEST_NS: Final = 1 << 61
-_FIXED: Final = struct.Struct("<8sIIIII")
+_FIXED: Final = struct.Struct("<8sIII")
 _COUNTERS: Final = struct.Struct("<II")
-_COUNTERS_OFFSET: Final = 16
+_REMOVED: Final = struct.Struct("<IQ")
+_STOP: Final = struct.Struct("<IQ")
+_COUNTERS_OFFSET: Final = _FIXED.size
+_REMOVED_OFFSET: Final = _COUNTERS_OFFSET + _COUNTERS.size
+_GAP_OFFSET: Final = _REMOVED_OFFSET + _REMOVED.size
+_STOP_OFFSET: Final = _GAP_OFFSET + _STOP.size
+_JSON_OFFSET: Final = _STOP_OFFSET + _STOP.size
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 Record = tuple[int, int, int, int, int, int, int, int]
 
@@ -55,6 +67,13 @@ class SegmentHeader:
         version: Version of stagetrace that wrote it.
         dropped: Records lost so far in this process.
         faults: Internal faults so far in this process.
+        removed_segments: Segments, of any process, that were removed to make room for this one,
+            and what those had to tell of others.
+        removed_bytes: Their bytes.
+        gap: Why nothing was recorded right before the segment was opened.
+        gap_begin: Since when, on the monotonic clock.
+        stop: Why recording stopped in it.
+        stopped_at: When, on the monotonic clock.
     """
 
     process: str
@@ -69,6 +88,12 @@ class SegmentHeader:
     version: str
     dropped: int = 0
     faults: int = 0
+    removed_segments: int = 0
+    removed_bytes: int = 0
+    gap: StopReason = StopReason.NONE
+    gap_begin: int = 0
+    stop: StopReason = StopReason.NONE
+    stopped_at: int = 0
 
 
 class Segment:
@@ -84,13 +109,20 @@ class Segment:
     def __init__(self, path: Path, memory: mmap.mmap | bytearray, size: int) -> None:
         self.path = path
         self.memory = memory
-        self.offsets = iter(range(HEADER_BYTES, size - RECORD_BYTES + 1, RECORD_BYTES))
+        self.offsets: Iterator[int] = iter(range(HEADER_BYTES, size - RECORD_BYTES + 1, RECORD_BYTES))
         self.interned: dict[str, int] = {}
 
     @classmethod
     def closed(cls) -> Self:
         """Return a segment with no room, from which a writer starts."""
-        return cls(Path(), bytearray(), 0)
+        return cls(Path(), bytearray(HEADER_BYTES), 0)
+
+    @classmethod
+    def sink(cls) -> Self:
+        """Return a segment that takes every record and keeps none."""
+        sink = cls(Path(), bytearray(HEADER_BYTES + RECORD_BYTES), 0)
+        sink.offsets = repeat(HEADER_BYTES)
+        return sink
 
     @classmethod
     def create(cls, folder: Path, header: SegmentHeader, size: int = SEGMENT_BYTES) -> Self:
@@ -103,7 +135,9 @@ class Segment:
         path = folder / f"{header.role}-{header.pid}-{header.process}-{header.sequence:06d}{SUFFIX}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            _lock(descriptor)
             os.posix_fallocate(descriptor, 0, size)
+            # It holds the file open, and with it the lock, until it is let go or the process dies.
             memory = mmap.mmap(descriptor, size)
         except OSError:
             path.unlink(missing_ok=True)
@@ -115,8 +149,41 @@ class Segment:
 
     def count(self, dropped: int, faults: int) -> None:
         """Store the process's counters of lost records and internal faults."""
-        if self.memory:
-            _COUNTERS.pack_into(self.memory, _COUNTERS_OFFSET, dropped, faults)
+        _COUNTERS.pack_into(self.memory, _COUNTERS_OFFSET, dropped, faults)
+
+    @property
+    def removed(self) -> tuple[int, int]:
+        """What is stored of removed segments: their number and their bytes."""
+        segments, size = _REMOVED.unpack_from(self.memory, _REMOVED_OFFSET)
+        return segments, size
+
+    def note_removed(self, segments: int, size: int) -> None:
+        """Add to what is stored of removed segments."""
+        known = self.removed
+        _REMOVED.pack_into(self.memory, _REMOVED_OFFSET, known[0] + segments, known[1] + size)
+
+    def note_gap(self, reason: StopReason, begin: int) -> None:
+        """Store that nothing was recorded before the segment was opened."""
+        _STOP.pack_into(self.memory, _GAP_OFFSET, reason, begin)
+
+    def note_stop(self, reason: StopReason, at: int) -> None:
+        """Store that recording stopped, in case that it does not go on."""
+        _STOP.pack_into(self.memory, _STOP_OFFSET, reason, at)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a new file against removal.
+
+    Raises:
+        OSError: Another process has taken it for one that was left behind.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    if not os.fstat(descriptor).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, "removed as soon as it was made")
 
 
 def new_header(process: str, number: int, sequence: int, role: str) -> SegmentHeader:
@@ -156,10 +223,8 @@ def _write_header(memory: mmap.mmap, header: SegmentHeader) -> None:
             "version": header.version,
         }
     ).encode()
-    memory[_FIXED.size : _FIXED.size + len(described)] = described
-    _FIXED.pack_into(
-        memory, 0, FORMAT, HEADER_BYTES, RECORD_BYTES, header.dropped, header.faults, len(described)
-    )
+    memory[_JSON_OFFSET : _JSON_OFFSET + len(described)] = described
+    _FIXED.pack_into(memory, 0, FORMAT, HEADER_BYTES, RECORD_BYTES, len(described))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +262,7 @@ def read_segment(path: Path) -> SegmentData:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    header = _read_header(path, content)
+    header = parse_header(path, content)
     body = content[HEADER_BYTES:].rstrip(b"\0")
     body += b"\0" * (-len(body) % RECORD_BYTES)
     kept, torn = _whole_records(body)
@@ -217,17 +282,27 @@ def _whole_records(body: bytes) -> tuple[bytes, int]:
     return b"".join(whole), torn
 
 
-def _read_header(path: Path, content: bytes) -> SegmentHeader:
+def parse_header(path: Path, content: bytes) -> SegmentHeader:
+    """Read the header at the begin of a segment's content.
+
+    Raises:
+        DataError: It is no segment's, or of another format.
+    """
     if len(content) < HEADER_BYTES or content[:6] != FORMAT[:6]:
         raise DataError(f"{path}: no segment of stagetrace")
-    magic, header_bytes, record_bytes, dropped, faults, length = _FIXED.unpack_from(content)
+    magic, header_bytes, record_bytes, length = _FIXED.unpack_from(content)
     if (magic, header_bytes, record_bytes) != (FORMAT, HEADER_BYTES, RECORD_BYTES):
         raise DataError(f"{path}: segment of another format", hint="read it with the version that wrote it")
     try:
-        facts: dict[str, Any] = json.loads(content[_FIXED.size : _FIXED.size + length])
+        facts: dict[str, Any] = json.loads(content[_JSON_OFFSET : _JSON_OFFSET + length])
         pair = ClockPair(unix_ns=int(facts["unix_ns"]), monotonic_ns=int(facts["monotonic_ns"]))
-        if not (0 <= pair.unix_ns < _LATEST_NS and 0 <= pair.monotonic_ns < _LATEST_NS):
-            raise ValueError(pair)  # noqa: TRY301 - told like all the other damage
+        dropped, faults = _COUNTERS.unpack_from(content, _COUNTERS_OFFSET)
+        removed_segments, removed_bytes = _REMOVED.unpack_from(content, _REMOVED_OFFSET)
+        gap, gap_begin = _STOP.unpack_from(content, _GAP_OFFSET)
+        stop, stopped_at = _STOP.unpack_from(content, _STOP_OFFSET)
+        times = (pair.unix_ns, pair.monotonic_ns, gap_begin, stopped_at)
+        if not all(0 <= time < _LATEST_NS for time in times):
+            raise ValueError(times)  # noqa: TRY301 - told like all the other damage
         return SegmentHeader(
             process=str(facts["process"]),
             number=int(facts["number"]),
@@ -241,6 +316,12 @@ def _read_header(path: Path, content: bytes) -> SegmentHeader:
             version=str(facts["version"]),
             dropped=dropped,
             faults=faults,
+            removed_segments=removed_segments,
+            removed_bytes=removed_bytes,
+            gap=StopReason(gap),
+            gap_begin=gap_begin,
+            stop=StopReason(stop),
+            stopped_at=stopped_at,
         )
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: broken segment header") from error

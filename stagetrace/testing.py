@@ -73,16 +73,18 @@ class EngineBuilder:
         *,
         tokens: int = 1,
         encoder: tuple[float, float] | None = None,
+        device: float | None = None,
         reason: Reason | None = None,
         head: str | None = None,
     ) -> int:
-        """Add the next step and return its number."""
+        """Add the next step and return its number; ``device`` is what a device took for the encoder."""
         number = len(self._steps) + 1
         begin, end = (None, None) if encoder is None else encoder
         step = Step(number, scheduled=_ns(scheduled), tokens=tokens, reason=reason, head=head)
         step.done = None if done is None else _ns(done)
         step.encoder_begin = None if begin is None else _ns(begin)
         step.encoder_end = None if end is None else _ns(end)
+        step.encoder_device_ns = None if device is None else _ns(device)
         self._steps.append(step)
         return number
 
@@ -101,10 +103,17 @@ class RequestBuilder:
     def __post_init__(self) -> None:
         self.request = RequestTimeline("request-1", "api", received=_ns(self.received))
 
-    def item(self, begin: float, ready: float | None, *, fetch: tuple[float, float] | None = None) -> int:
+    def item(
+        self,
+        begin: float,
+        ready: float | None,
+        *,
+        fetch: tuple[float, float] | None = None,
+        inline: bool = False,
+    ) -> int:
         """Add a media item and return its index."""
         index = len(self.request.items)
-        item = Item(index, begin=_ns(begin), ready=None if ready is None else _ns(ready))
+        item = Item(index, begin=_ns(begin), ready=None if ready is None else _ns(ready), inline=inline)
         if fetch is not None:
             item.fetches.append(Fetch(_ns(fetch[0]), _ns(fetch[1]), attempts=1))
         self.request.items[index] = item
@@ -142,9 +151,11 @@ class RequestBuilder:
         freed: float | None = None,
         output_first: float | None = None,
         output_finished: float | None = None,
+        index: int = 0,
     ) -> EngineRequest:
-        """Add the engine's part and return it."""
-        engine = EngineRequest("engine-request-1", joined=_ns(joined), steps=steps)
+        """Add the engine's part, or one of several, and return it."""
+        name = f"engine-request-{len(self.request.engine_requests) + 1}"
+        engine = EngineRequest(name, index=index, joined=_ns(joined), steps=steps)
         engine.held = None if held is None else _ns(held)
         engine.added = None if added is None else _ns(added)
         engine.members = list(members)

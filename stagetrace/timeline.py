@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
 
+from stagetrace.gaps import NEVER
 from stagetrace.records import JobKind
 from stagetrace.stages import Outcome, Reason
 
@@ -67,6 +68,8 @@ class Item:
         begin: When its loading began.
         ready: When it was decoded, or had failed.
         fetches: Its network fetches.
+        inline: Loaded where it was asked for, and not beside others in a pool: nothing of it is a wait.
+        job: Number of the job that loaded it inline; None when that was the event loop.
         facts: What is known of it, by column name of the dataset's ``media`` table.
     """
 
@@ -74,6 +77,8 @@ class Item:
     begin: int
     ready: int | None = None
     fetches: list[Fetch] = field(default_factory=list)
+    inline: bool = False
+    job: int | None = None
     facts: dict[str, int | str] = field(default_factory=dict)
 
 
@@ -86,8 +91,9 @@ class Step:
         scheduled: When the scheduler began to compose it.
         done: When its output reached the scheduler, or None.
         begin: When the worker took it up, or None.
-        encoder_begin: Begin of the encoder's part, or None without one.
-        encoder_end: End of the encoder's part.
+        encoder_begin: When the host began the encoder's part, or None without one.
+        encoder_end: When the host ended it; None when it only launched it and the device's time is not known.
+        encoder_device_ns: Time that the device took for it, or None where the host's own time counts.
         tokens: Tokens scheduled; 0 in a step that only polls.
         requests: Requests that have tokens in it.
         running: Requests that held a seat.
@@ -98,6 +104,8 @@ class Step:
         encoder_items: Number of media items encoded in it.
         decodes: Requests with exactly one token in it.
         contradicted: Its members are not as many as the scheduler said.
+        unseen: The worker's records of it are gone, and with them the encoder's part.
+        under_way: A worker had begun it, and none after it, when the engine's records end.
     """
 
     number: int
@@ -113,9 +121,12 @@ class Step:
     done: int | None = None
     encoder_begin: int | None = None
     encoder_end: int | None = None
+    encoder_device_ns: int | None = None
     encoder_items: int = 0
     decodes: int = 0
     contradicted: bool = False
+    unseen: bool = False
+    under_way: bool = False
 
 
 class Steps:
@@ -145,6 +156,9 @@ class Steps:
         self.ends = [self._end(place) for place in range(len(self.steps))]
         self.begins = [self._begin(place) for place in range(len(self.steps))]
         self._known_ends = list(accumulate((end or 0 for end in self.ends), max))
+        last = len(self.steps) - 1
+        if self.steps and (self.is_open(last) or self.is_under_way(last)):
+            self._known_ends[-1] = NEVER
 
     def _end(self, place: int) -> int | None:
         step = self.steps[place]
@@ -160,6 +174,41 @@ class Steps:
         before = self._places.get(step.number - 1)
         end = None if before is None else self.ends[before]
         return step.scheduled if end is None else end
+
+    def is_open(self, place: int) -> bool:
+        """Whether a step is a poll that none has followed yet: what it found still holds."""
+        return place == len(self.steps) - 1 and not self.steps[place].tokens
+
+    def is_under_way(self, place: int) -> bool:
+        """Whether a step was being run when the records end."""
+        return place == len(self.steps) - 1 and self.steps[place].under_way
+
+    def encoder_part(self, place: int) -> tuple[int, int] | None:
+        """Return begin and end of the encoder's part of a step, None when it has none or it is not known.
+
+        The host only launches the encoder on a device, maybe while the step before still runs there.
+        The part then begins with the slot, but not before its launch, lasts as long as the device took,
+        and ends with the slot at the latest.
+        """
+        part, end = self._encoder_part(place), self.ends[place]
+        return part if part is None or end is None else (min(part[0], end), min(part[1], end))
+
+    def encoder_parts_outside(self) -> int:
+        """Return the number of steps whose encoder's part does not lie within their slot."""
+        return sum(map(self._is_outside, range(len(self.steps))))
+
+    def _is_outside(self, place: int) -> bool:
+        part, end = self._encoder_part(place), self.ends[place]
+        return part is not None and end is not None and not self.begins[place] <= part[1] <= end
+
+    def _encoder_part(self, place: int) -> tuple[int, int] | None:
+        step = self.steps[place]
+        if step.encoder_begin is None:
+            return None
+        if step.encoder_device_ns is not None:
+            begin = max(step.encoder_begin, self.begins[place])
+            return begin, begin + step.encoder_device_ns
+        return None if step.encoder_end is None else (step.encoder_begin, step.encoder_end)
 
     def was_paused(self, begin: int, end: int) -> bool:
         """Whether the engine was paused at any time in ``[begin, end)``."""
@@ -191,7 +240,8 @@ class EngineRequest:
 
     Attributes:
         identifier: The engine's id of it.
-        index: Which of several answers (``n > 1``) it makes.
+        index: Which of the answers it makes, when there are several prompts or ``n > 1``.
+        prompt: Which of the prompts it is for.
         joined: When the API server gave it to the engine.
         steps: The engine's steps.
         held: When the engine's input thread held it.
@@ -202,7 +252,7 @@ class EngineRequest:
         encoded: The media items encoded in a step, by step.
         preempted: (step, tokens so far) whenever it lost its seat.
         resumed: Tokens that were still known when it came back, by the step in which it had lost its seat.
-        first_token: The step that made its first token.
+        first_token: The step that made its first token, or the only output of a pooling request.
         output_first: When the API server saw its first output.
         output_finished: When the API server saw its last output.
         freed: When the scheduler let go of it.
@@ -213,6 +263,7 @@ class EngineRequest:
 
     identifier: str
     index: int = 0
+    prompt: int = 0
     joined: int | None = None
     steps: Steps | None = None
     held: int | None = None
@@ -259,13 +310,14 @@ class RequestTimeline:
         body_complete: When the last byte of the body was there.
         first_useful: When the first useful byte had been handed to the transport.
         tokens_before: Tokens before it that made nothing useful; None when all comes at once.
-        choice: Which of several answers (``n > 1``) it belongs to.
+        choice: Which of several answers it belongs to.
         last_byte: When the last byte had been handed to the transport.
         ended: When the application returned.
         outcome: How it ended; None while it is open.
         jobs: Its jobs, in any order.
         items: Its media items, by index.
-        engine_requests: The engine's requests made for it; more than one for ``n > 1``.
+        engine_requests: The engine's requests made for it; more than one for several prompts and ``n > 1``,
+            and one after the other where an answer takes several rounds (beam search, tools).
         facts: What is known of it, by column name of the dataset's ``requests`` table.
     """
 

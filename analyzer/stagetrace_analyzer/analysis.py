@@ -161,10 +161,22 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnCost:
+    """What recording has cost a process, by its own estimate: of each step, and of the steps' time."""
+
+    process: str
+    ns_per_step: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ingest:
     """What the datasets were made from.
 
-    ``set_aside`` is by reason.  ``hooks_off`` counts, by hook point, the
+    ``set_aside`` is by reason.  ``not_sampled`` requests were left out by
+    sampling.  ``removed`` counts the ``segments`` and ``bytes`` that were
+    removed to keep spools within their size.  ``stopped`` says which process
+    did not record, why and when.  ``hooks_off`` counts, by hook point, the
     processes that did not know it and therefore recorded nothing there.
     ``checks`` are counts that must agree.
     """
@@ -174,6 +186,10 @@ class Ingest:
     set_aside: Mapping[str, int]
     dropped: int
     faults: int
+    not_sampled: int
+    removed: Mapping[str, int]
+    stopped: Sequence[str]
+    own_cost: tuple[OwnCost, ...]
     hooks_off: Mapping[str, int]
     checks: tuple[Check, ...]
 
@@ -411,6 +427,13 @@ def _ingest(rows: Sequence[Any], checks: Sequence[Any]) -> Ingest:
         set_aside=counts["set_aside"],
         dropped=totals.get("dropped", 0),
         faults=totals.get("faults", 0),
+        not_sampled=totals.get("not_sampled", 0),
+        removed={unit: counts["removed"].get(unit, 0) for unit in ("segments", "bytes")},
+        stopped=sorted(counts["stopped"]),
+        own_cost=tuple(
+            OwnCost(process, per_step, counts["cost_per_million"].get(process, 0) / 1e6)
+            for process, per_step in sorted(counts["cost_ns_per_step"].items())
+        ),
         hooks_off=counts["hook_off"],
         checks=tuple(Check(row.name, row.expected, row.found, row.holds) for row in checks),
     )

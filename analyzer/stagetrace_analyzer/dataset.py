@@ -101,7 +101,8 @@ MEDIA: Final = _table(
 """A row a media item; ``begin_ns`` and ``ready_ns`` are offsets from receipt.
 
 ``slack_ns`` is how much later the item could have been ready without delaying
-the request; 0 for the item that was ready last.
+the request; 0 for the item that was ready last, and for those that were loaded
+one after the other.
 """
 
 STAGES: Final = _table(

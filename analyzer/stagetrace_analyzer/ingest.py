@@ -7,15 +7,19 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
+from stagetrace.clock import ClockPair
+from stagetrace.gaps import NEVER, Gap
 from stagetrace.partition import Interval, Partition, partition
-from stagetrace.spool import Process, SpoolData, is_spool, read_spool
-from stagetrace.stages import Outcome
+from stagetrace.records import StopReason
+from stagetrace.spool import SpoolData, is_spool, read_spool
+from stagetrace.stages import Outcome, Stage
 from stagetrace.timeline import Item, RequestTimeline, Steps
 from stagetrace_analyzer.dataset import (
     CHECKS,
@@ -88,7 +92,7 @@ class _Rows:
         self.occupancy: list[Row] = []
         for request in data.requests:
             parts = partition(request)
-            self.requests.append(_request_row(request, parts, data.processes[request.instance]))
+            self.requests.append(_request_row(request, parts, data.pair(request.instance)))
             self.media.extend(_media_rows(request, parts, self._hash))
             self.stages.extend(_stage_rows(request, parts))
             self.occupancy.extend(_occupancy_rows(request))
@@ -105,7 +109,7 @@ class _KeyedHash:
         return hmac.new(self._key, identifier.encode(), hashlib.sha256).hexdigest()[:_HASH_HEX]
 
 
-def _request_row(request: RequestTimeline, parts: Partition, process: Process) -> Row:
+def _request_row(request: RequestTimeline, parts: Partition, pair: ClockPair) -> Row:
     facts = request.facts
     items = list(request.items.values())
     trace_id, parent_span_id = _trace_context(facts.get("traceparent"))
@@ -114,13 +118,13 @@ def _request_row(request: RequestTimeline, parts: Partition, process: Process) -
         "trace_id": trace_id,
         "parent_span_id": parent_span_id,
         "instance": request.instance,
-        "received_unix_ns": process.header.pair.unix(request.received),
+        "received_unix_ns": pair.unix(request.received),
         "upload_ns": _since(request, request.body_complete),
         "ttft_ns": _since(request, request.first_useful),
         "completion_ns": _since(request, request.last_byte),
         "ended_ns": _since(request, request.ended),
         "outcome": request.outcome,
-        "ended_stage": None if request.outcome is Outcome.OK else _last_stage(parts),
+        "ended_stage": _ended_stage(request, parts),
         "media_items": facts.get("media_items", len(items) or None),
         "media_bytes": _sum_of(items, "bytes"),
         "pixels": _pixels(items),
@@ -150,8 +154,13 @@ def _since(request: RequestTimeline, time: int | None) -> int | None:
     return None if time is None else time - request.received
 
 
-def _last_stage(parts: Partition) -> str | None:
-    return parts.completion[-1].stage if parts.completion else None
+def _ended_stage(request: RequestTimeline, parts: Partition) -> str | None:
+    """Return the stage in which a request failed or broke off; that the client was told comes after it."""
+    if request.outcome is Outcome.OK:
+        return None
+    stages = [interval.stage for interval in parts.completion]
+    told = request.outcome is Outcome.ERROR and stages[-1:] == [Stage.RESPOND]
+    return next(iter(reversed(stages[:-1] if told else stages)), None)
 
 
 def _sum_of(items: Iterable[Item], fact: str) -> int | None:
@@ -190,6 +199,8 @@ def _media_rows(request: RequestTimeline, parts: Partition, keyed: _KeyedHash) -
     for item in request.items.values():
         hashed = item.facts.get("hash")
         slack = None if critical is None or item.ready is None else critical - item.ready
+        if item.inline:
+            slack = 0
         yield item.facts | {
             "request_id": request.request_id,
             "item": item.index,
@@ -241,9 +252,11 @@ def _occupancy_rows(request: RequestTimeline) -> Iterator[Row]:
             continue
         changes = sorted(engine.members)
         for first, last in engine.spans(steps):
-            numbers = steps.steps[first].number, steps.steps[last].number
-            within = [change for change in changes if numbers[0] <= change[0] <= numbers[1]]
-            ends = [step - 1 for step, _ in within[1:]] + [numbers[1]]
+            begin, stop = steps.steps[first].number, steps.steps[last].number
+            # The step that it came in with may not be recorded.
+            tokens_before = [tokens for step, tokens in changes if step <= begin][-1]
+            within = [(begin, tokens_before), *(change for change in changes if begin < change[0] <= stop)]
+            ends = [step - 1 for step, _ in within[1:]] + [stop]
             for (step, tokens), end in zip(within, ends, strict=True):
                 yield {
                     "request_id": request.request_id,
@@ -272,14 +285,15 @@ def _step_rows(steps: Steps, data: SpoolData) -> Iterator[Row]:
         end = steps.ends[place]
         begin = step.begin if step.begin is None else max(step.begin, previous_end)
         previous_end = previous_end if end is None else end
+        encoder = steps.encoder_part(place)
         yield {
             "engine": steps.engine,
             "step": step.number,
             "scheduled_unix_ns": unix(step.scheduled),
             "begin_unix_ns": None if begin is None else unix(begin),
             "end_unix_ns": None if end is None else unix(end),
-            "encoder_begin_unix_ns": None if step.encoder_begin is None else unix(step.encoder_begin),
-            "encoder_end_unix_ns": None if step.encoder_end is None else unix(step.encoder_end),
+            "encoder_begin_unix_ns": None if encoder is None else unix(encoder[0]),
+            "encoder_end_unix_ns": None if encoder is None else unix(encoder[1]),
             "requests": step.requests,
             "tokens": step.tokens,
             "decodes": step.decodes,
@@ -304,6 +318,45 @@ def _ingest_rows(data: SpoolData) -> Iterator[Row]:
     yield {"name": "faults", "reason": "", "count": data.faults}
     for reason, number in sorted(data.set_aside.items()):
         yield {"name": "set_aside", "reason": reason, "count": number}
+    yield from _switch_rows(data)
     hooks = sorted({hook for process in data.processes.values() for hook in process.hooks_off})
     for hook in hooks:
         yield {"name": "hook_off", "reason": hook, "count": 1}
+
+
+_STOPPED: Final = {
+    StopReason.LOST: "no room for records",
+    StopReason.OFF: "switched off",
+    StopReason.FAULTS: "stopped itself after too many internal faults",
+    StopReason.COST: "stopped itself because it cost too much",
+}
+
+
+def _switch_rows(data: SpoolData) -> Iterator[Row]:
+    """What was not recorded on purpose, or is no longer there, and what recording has cost."""
+    segments, size = data.removed
+    if segments:
+        yield {"name": "removed", "reason": "segments", "count": segments}
+        yield {"name": "removed", "reason": "bytes", "count": size}
+    if data.not_sampled:
+        yield {"name": "not_sampled", "reason": "", "count": data.not_sampled}
+    for process in data.processes.values():
+        header, cost = process.header, process.cost
+        name = f"{header.role} {header.pid}"
+        for gap in process.gaps:
+            if gap.reason:
+                words = f"{name} {_STOPPED[gap.reason]} {_period(gap, data.pair(header.process))}"
+                yield {"name": "stopped", "reason": words, "count": 1}
+        if cost.steps and cost.busy_ns:
+            whose = f"{name} {header.process}"
+            yield {"name": "cost_ns_per_step", "reason": whose, "count": cost.cost_ns // cost.steps}
+            yield {"name": "cost_per_million", "reason": whose, "count": 10**6 * cost.cost_ns // cost.busy_ns}
+
+
+def _period(gap: Gap, pair: ClockPair) -> str:
+    begin = _utc(pair.unix(gap.begin))
+    return f"since {begin}" if gap.end == NEVER else f"from {begin} to {_utc(pair.unix(gap.end))}"
+
+
+def _utc(unix_ns: int) -> str:
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stagetrace.clock import monotonic_ns
+from stagetrace.meter import CostMeter
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
 from stagetrace_vllm.reading import attribute, digest
 from stagetrace_vllm.reasons import (
     NO_REASON,
     PREEMPTING,
+    READS,
     UNKNOWN,
+    are_prefills_deferred,
     head_of_queue,
     note_adapters,
     queue_reason,
@@ -42,13 +45,20 @@ _STEP_DONE = int(RecordKind.STEP_DONE)
 _FIRST_TOKEN = int(RecordKind.FIRST_TOKEN)
 _FREED = int(RecordKind.FREED)
 _PAUSE = int(RecordKind.PAUSE)
+_FRAME = int(RecordKind.FRAME)
+_ALIVE = int(RecordKind.ALIVE)
+_NO_HEAD: Final = -1
 _U32: Final = 0xFFFFFFFF
 _ENCODER_BUDGET = int(ReasonCode.ENCODER_BUDGET)
 _ENCODER_CACHE = int(ReasonCode.ENCODER_CACHE)
+_TOKENS = int(ReasonCode.TOKENS)
+_REFUSED: Final = frozenset({_ENCODER_BUDGET, _ENCODER_CACHE, _TOKENS})
 _REMOTE_EMBEDDING = int(ReasonCode.REMOTE_EMBEDDING)
+_REMOTE_KV = int(ReasonCode.REMOTE_KV)
+_LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 _STATUS_REASONS: Final = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": int(ReasonCode.GRAMMAR),
-    "WAITING_FOR_REMOTE_KVS": int(ReasonCode.REMOTE_KV),
+    _LOADING: _REMOTE_KV,
 }
 
 
@@ -69,19 +79,26 @@ class _StepTrace:
         "can_allocate",
         "composition",
         "decodes",
+        "deferred",
         "done",
+        "epoch",
         "head",
+        "last_tried",
+        "loads",
         "members",
         "number",
-        "polling",
+        "polled",
         "preempting",
         "prefilling",
+        "reasons",
         "was_blocked",
     )
 
     def __init__(self) -> None:
         self.number = 0
         self.done = 0
+        # Of the recorder, when all that is recorded by change was last recorded.
+        self.epoch = 0
         self.decodes = 0
         self.composition: tuple[int, int, int, int] | None = None
         self.members: Mapping[str, int] = {}
@@ -90,8 +107,16 @@ class _StepTrace:
         self.blocked: dict[str, int] = {}
         self.was_blocked: dict[str, int] = {}
         self.preempting = False
+        # Whether the scheduler has all that reasons are read from.
+        self.reasons = True
+        # Whether prefills are put off, and who was tried last, in the step that is being composed.
+        self.deferred = False
+        self.last_tried: str | None = None
         self.head = NONE
-        self.polling = False
+        # Requests, running and waiting, in the poll that was recorded last; None after a step with tokens.
+        self.polled: tuple[int, int] | None = None
+        # Requests whose KV the connector would load from now on, if there are blocks to load it into.
+        self.loads: list[Any] = []
         # What the encoder cache manager last said no to: the request and why.
         self.can_allocate: tuple[str, int] | None = None
 
@@ -108,7 +133,7 @@ def _trace_of(scheduler: Any) -> _StepTrace:
 
 
 def wrap_scheduler_init(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Note the model; watch the encoder cache manager, whose class is chosen at run time.
+    """Note the model; watch what the scheduler asks, where its class is chosen at run time.
 
     ``EngineCore.__init__`` would be too late: it is what loads the plug-in.
     """
@@ -119,30 +144,67 @@ def wrap_scheduler_init(original: Callable[..., Any], recorder: Recorder) -> Cal
             recorder.role = "engine"
             name = self.vllm_config.model_config.served_model_name
             recorder.announce(RecordKind.PROCESS_FACT, Fact.MODEL, name if isinstance(name, str) else name[0])
+            _trace_of(self).reasons = _has_reasons(self, recorder)
             _watch_encoder_cache(self, recorder)
+            _watch_connectors(self, recorder)
         except Exception:
             recorder.fault()
 
     return init
 
 
+def _has_reasons(scheduler: Any, recorder: Recorder) -> bool:
+    """Whether reasons can be read from a scheduler; listed as off where they cannot."""
+    missing = [name for name in READS if not hasattr(scheduler, name)]
+    if missing:
+        recorder.announce(RecordKind.HOOK_OFF, 0, f"reasons of waits: no {', '.join(missing)}")
+    return not missing
+
+
+def _watch(owner: Any, name: str, note: Callable[..., None], recorder: Recorder) -> None:
+    """Have every answer of an object's method noted, with what it was asked."""
+    original = getattr(owner, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        answer = original(*args, **kwargs)
+        try:
+            note(answer, *args, **kwargs)
+        except Exception:
+            recorder.fault()
+        return answer
+
+    setattr(owner, name, watched)
+
+
 def _watch_encoder_cache(scheduler: Any, recorder: Recorder) -> None:
-    manager = scheduler.encoder_cache_manager
     trace = _trace_of(scheduler)
-    original = manager.can_allocate
 
-    def can_allocate(*args: Any, **kwargs: Any) -> Any:
-        allowed = original(*args, **kwargs)
+    def note(allowed: bool, request: Any, item: int, budget: int, *_: Any) -> None:
         if not allowed:
-            try:
-                request, item, budget = args[:3]
-                over = request.get_num_encoder_embeds(item) > budget
-                trace.can_allocate = (request.request_id, _ENCODER_BUDGET if over else _ENCODER_CACHE)
-            except Exception:
-                recorder.fault()
-        return allowed
+            over = request.get_num_encoder_embeds(item) > budget
+            trace.can_allocate = (request.request_id, _ENCODER_BUDGET if over else _ENCODER_CACHE)
 
-    manager.can_allocate = can_allocate
+    _watch(scheduler.encoder_cache_manager, "can_allocate", note, recorder)
+
+
+def _watch_connectors(scheduler: Any, recorder: Recorder) -> None:
+    trace = _trace_of(scheduler)
+
+    def note_matched(answer: Any, request: Any, *_: Any) -> None:
+        tokens, asynchronously = answer
+        if tokens is None:  # it has still to find out
+            trace.blocked[request.request_id] = _REMOTE_KV
+        elif asynchronously:
+            trace.loads.append(request)
+
+    def note_available(available: bool, request: Any, *_: Any) -> None:
+        if not available:
+            trace.blocked[request.request_id] = _REMOTE_EMBEDDING
+
+    if scheduler.connector is not None:
+        _watch(scheduler.connector, "get_num_new_matched_tokens", note_matched, recorder)
+    if scheduler.ec_connector is not None:
+        _watch(scheduler.ec_connector, "ensure_cache_available", note_available, recorder)
 
 
 def wrap_preprocess_add_request(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -161,6 +223,8 @@ def wrap_preprocess_add_request(original: Callable[..., Any], recorder: Recorder
 
 def _note_held(request: Any, recorder: Recorder) -> None:
     held = monotonic_ns()
+    if held >= recorder.look_at:
+        recorder.look(held)
     key = recorder.define(request.request_id)
     setattr(request, _KEY, key)
     features = request.mm_features or ()
@@ -248,7 +312,7 @@ def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Rec
         result = original(self, request, num_computed_tokens, num_new_tokens, *args, **kwargs)
         try:
             if not result[1] and num_new_tokens:
-                _note_refusal(_trace_of(self), request.request_id)
+                _note_refusal(self, request.request_id)
         except Exception:
             recorder.fault()
         return result
@@ -256,10 +320,14 @@ def wrap_try_schedule_encoder_inputs(original: Callable[..., Any], recorder: Rec
     return try_schedule_encoder_inputs
 
 
-def _note_refusal(trace: _StepTrace, identifier: str) -> None:
+def _note_refusal(scheduler: Any, identifier: str) -> None:
+    trace = _trace_of(scheduler)
     said_no, trace.can_allocate = trace.can_allocate, None
     if said_no is not None and said_no[0] == identifier:
         trace.blocked[identifier] = said_no[1]
+    elif scheduler.scheduler_config.disable_chunked_mm_input:
+        # The encoder was not asked: what is left of the tokens is less than the item.
+        trace.blocked[identifier] = _TOKENS
 
 
 def wrap_handle_blocked_waiting_request(
@@ -272,45 +340,42 @@ def wrap_handle_blocked_waiting_request(
 
     def handle_blocked_waiting_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         ready = original(self, request, *args, **kwargs)
-        if not ready:
-            try:
-                reason = _STATUS_REASONS.get(request.status.name, UNKNOWN)
-                _trace_of(self).blocked[request.request_id] = reason
-            except Exception:
-                recorder.fault()
+        try:
+            trace = _trace_of(self)
+            trace.last_tried = request.request_id
+            if not ready:
+                trace.blocked[request.request_id] = _STATUS_REASONS.get(request.status.name, UNKNOWN)
+        except Exception:
+            recorder.fault()
         return ready
 
     return handle_blocked_waiting_request
 
 
-def wrap_ec_transfer_pending(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Notice when a request waits for an embedding from another server."""
-
-    def ec_transfer_pending(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = original(self, request, *args, **kwargs)
-        if pending:
-            try:
-                _trace_of(self).blocked[request.request_id] = _REMOTE_EMBEDDING
-            except Exception:
-                recorder.fault()
-        return pending
-
-    return ec_transfer_pending
-
-
 def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     """Record a step: its composition, the queue, and why the queue was left."""
+    meter = CostMeter(recorder)
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = monotonic_ns()
         try:
+            trace = _trace_of(self)
             # Set outside of a step by a reset of the prefix cache, it would be said of this one.
-            _trace_of(self).preempting = False
+            trace.preempting = False
+            trace.last_tried = None
+            trace.deferred = trace.reasons and are_prefills_deferred(self, bool(args and args[0]))
+            if begin >= recorder.look_at:
+                recorder.look(begin)
         except Exception:
             recorder.fault()
         output = original(self, *args, **kwargs)
+        composed = monotonic_ns()
         try:
-            _note_step(self, output, begin, bool(args and args[0]), recorder)
+            if recorder.stopped:
+                _skip_step(trace)
+                return output
+            _note_step(self, output, begin, recorder)
+            meter.step(begin, monotonic_ns() - composed, trace.number)
         except Exception:
             recorder.fault()
         return output
@@ -318,30 +383,46 @@ def wrap_schedule(original: Callable[..., Any], recorder: Recorder) -> Callable[
     return schedule
 
 
-def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorder: Recorder) -> None:
+def _skip_step(trace: _StepTrace) -> None:
+    """Leave a step unmarked and unrecorded; what hooks found out for it must not pile up."""
+    trace.blocked.clear()
+    trace.loads.clear()
+    if trace.composition is not None:
+        # One number stands for all steps that were skipped, so that the next one is seen to follow none.
+        trace.composition = None
+        trace.number += 1
+
+
+def _begin_frame(scheduler: Any, trace: _StepTrace, begin: int, recorder: Recorder) -> None:
+    """Have all recorded anew that is recorded by change: a reader may know nothing of what was before."""
+    trace.epoch = recorder.epoch
+    trace.composition, trace.head, trace.members, trace.was_blocked = None, _NO_HEAD, {}, {}
+    recorder.record_at(begin, _FRAME, trace.number)
+    recorder.record_at(begin, _PAUSE, 0, scheduler.pause_state.name != "UNPAUSED")
+    for request in scheduler.requests.values():
+        key = attribute(request, _KEY)
+        if key is not None and not request.is_finished():
+            recorder.record_at(begin, _ALIVE, key, request.status.name == "RUNNING")
+
+
+def _note_step(scheduler: Any, output: Any, begin: int, recorder: Recorder) -> None:
     trace = _trace_of(scheduler)
-    blocked, trace.blocked = trace.blocked, {}
+    blocked = _take_blocked(trace)
     preempting, trace.preempting = trace.preempting, False
     tokens = output.total_num_scheduled_tokens
-    running, waiting = scheduler.get_request_counts()
-    if not tokens and (trace.polling or not (running or waiting)):
-        # Polls of a blocked queue come a thousand times a second: only the first one is a step.
+    counts = running, waiting = scheduler.get_request_counts()
+    if not tokens and _is_without_news(trace, counts, blocked):
         return
-    trace.polling = not tokens
+    trace.polled = None if tokens else counts
     number = trace.number = trace.number + 1
     encodes = bool(output.scheduled_encoder_inputs)
     setattr(output, STEP_MARK, (recorder.number, number, encodes, begin))
+    if trace.epoch != recorder.epoch:
+        _begin_frame(scheduler, trace, begin, recorder)
     head, reason, left_out = None, UNKNOWN, UNKNOWN
     try:
-        left_out = running_reason(scheduler, output)
-        head = head_of_queue(scheduler, blocked) if waiting else None
-        if head is None:
-            reason = NO_REASON
-        elif preempting:
-            reason = PREEMPTING
-        else:
-            reason = queue_reason(scheduler, output, head, blocked.get(head.request_id), throttled)
-        note_adapters(scheduler, reason, blocked)
+        if trace.reasons:
+            head, reason, left_out = _find_reasons(scheduler, output, blocked, preempting)
     except Exception:
         # A step without its reason is better than no step.
         recorder.fault()
@@ -360,6 +441,49 @@ def _note_step(scheduler: Any, output: Any, begin: int, throttled: bool, recorde
     for identifier, items in output.scheduled_encoder_inputs.items():
         for item in items:
             recorder.record(_STEP_ITEM, number, _key_of(scheduler, identifier), item)
+
+
+def _take_blocked(trace: _StepTrace) -> dict[str, int]:
+    """Return the requests that were passed over for reasons of their own since the step before."""
+    blocked, trace.blocked = trace.blocked, {}
+    loads, trace.loads = trace.loads, []
+    for request in loads:
+        if request.status.name == _LOADING:
+            blocked[request.request_id] = _REMOTE_KV
+    return blocked
+
+
+def _is_without_news(trace: _StepTrace, counts: tuple[int, int], blocked: dict[str, int]) -> bool:
+    """Whether a poll found no more than the one before it: they come a thousand times a second."""
+    return not any(counts) or (counts == trace.polled and blocked == trace.was_blocked)
+
+
+def _find_reasons(
+    scheduler: Any, output: Any, blocked: dict[str, int], preempting: bool
+) -> tuple[Any, int, int]:
+    """Say at which waiting request the queue was left, if at any, why, and why running ones were left out."""
+    trace = _trace_of(scheduler)
+    head = head_of_queue(scheduler, _passed_over(trace, blocked))
+    if head is None:
+        reason = NO_REASON
+    elif preempting:
+        reason = PREEMPTING
+    else:
+        own = blocked.get(head.request_id)
+        reason = queue_reason(scheduler, output, head, own, trace.deferred)
+    note_adapters(scheduler, reason, blocked)
+    return head, reason, running_reason(scheduler, output, trace.deferred)
+
+
+def _passed_over(trace: _StepTrace, blocked: Mapping[str, int]) -> Mapping[str, int]:
+    """The requests with a reason of their own behind which the queue was still looked at.
+
+    A request that the encoder refuses ends the search up to vLLM 0.32, and is passed over since.
+    """
+    last = trace.last_tried
+    if last is None or blocked.get(last) not in _REFUSED:
+        return blocked
+    return {identifier: reason for identifier, reason in blocked.items() if identifier != last}
 
 
 def _key_of(scheduler: Any, identifier: str) -> int:
@@ -440,5 +564,10 @@ def _note_first_tokens(scheduler: Any, output: Any, recorder: Recorder) -> None:
 
 def _note_first_token(trace: _StepTrace, request: Any, recorder: Recorder) -> None:
     key = trace.prefilling.pop(request.request_id, None)
-    if key is not None and request.num_output_tokens:
+    if key is not None and (request.num_output_tokens or _is_pooled(request)):
         recorder.record(_FIRST_TOKEN, key, trace.done)
+
+
+def _is_pooled(request: Any) -> bool:
+    """Whether a request that makes no tokens has made its only output."""
+    return request.pooling_params is not None and request.status.name == "FINISHED_STOPPED"

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, JobKind, RecordKind
-from stagetrace_vllm.http import TracedRequest, current_request
-from stagetrace_vllm.reading import job_kind, media_format, media_modality, media_size, scheme_and_host
+from stagetrace_vllm.http import PATHS, Loaded, TracedRequest, current_request, left_out
+from stagetrace_vllm.reading import (
+    answer_id,
+    job_kind,
+    media_format,
+    media_modality,
+    media_size,
+    scheme_and_host,
+)
 
 _ITEM_BEGIN = int(RecordKind.ITEM_BEGIN)
 _ITEM_END = int(RecordKind.ITEM_END)
+_ITEM_INLINE = int(RecordKind.ITEM_INLINE)
 _FETCH_BEGIN = int(RecordKind.FETCH_BEGIN)
 _FETCH_END = int(RecordKind.FETCH_END)
 _JOB_SUBMITTED = int(RecordKind.JOB_SUBMITTED)
@@ -46,6 +55,7 @@ class _Item:
 
 
 _current_item: ContextVar[_Item | None] = ContextVar("stagetrace_item", default=None)
+_current_job: ContextVar[_Job | None] = ContextVar("stagetrace_job", default=None)
 
 
 # --- thread pools ----------------------------------------------------------------------------------
@@ -86,7 +96,7 @@ def _cache_hop(function: Callable[..., Any], item: _Item | None, recorder: Recor
 class _Job:
     """A job of a request, as a callable that stands in for the function."""
 
-    __slots__ = ("_function", "_item", "_kind", "_number", "_recorder", "_request")
+    __slots__ = ("_function", "_item", "_kind", "_recorder", "_request", "loaded", "number")
 
     def __init__(
         self,
@@ -100,39 +110,41 @@ class _Job:
         self._request = request
         self._item = item
         self._recorder = recorder
-        self._number = next(request.jobs)
+        self.number = next(request.jobs)
+        self.loaded: Loaded = defaultdict(deque)
         self._kind = kind
         index = NONE if item is None else item.index
-        recorder.record(_JOB_SUBMITTED, request.number, self._number, self._kind, index)
+        recorder.record(_JOB_SUBMITTED, request.number, self.number, self._kind, index)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         record, number = self._recorder.record, self._request.number
-        record(_JOB_STARTED, number, self._number)
-        token = current_request.set(self._request)
+        record(_JOB_STARTED, number, self.number)
+        request, job = current_request.set(self._request), _current_job.set(self)
         failed = 1
         try:
             result = self._function(*args, **kwargs)
             failed = 0
         finally:
-            current_request.reset(token)
-            record(_JOB_ENDED, number, self._number, failed)
-        if self._kind is _DECODE:
-            self._note_media(result)
+            current_request.reset(request)
+            _current_job.reset(job)
+            record(_JOB_ENDED, number, self.number, failed)
+        if self._kind is _DECODE and self._item is not None:
+            _note_media(self._item, result, self._recorder)
         return result
 
-    def _note_media(self, result: Any) -> None:
-        try:
-            content = getattr(result, "original_bytes", None)
-            if self._item is None or not isinstance(content, bytes):
-                return
-            width, height = media_size(getattr(result, "media", None))
-            sides = width << 16 | height if max(width, height) <= _SIDE_MAX else 0
-            name = media_format(content)
-            form = NONE if name is None else self._recorder.intern(name)
-            number, index = self._request.number, self._item.index
-            self._recorder.record(_MEDIA_DECODED, number, index, len(content), sides, form)
-        except Exception:
-            self._recorder.fault()
+
+def _note_media(item: _Item, result: Any, recorder: Recorder) -> None:
+    try:
+        content = getattr(result, "original_bytes", None)
+        if not isinstance(content, bytes):
+            return
+        width, height = media_size(getattr(result, "media", None))
+        sides = width << 16 | height if max(width, height) <= _SIDE_MAX else 0
+        name = media_format(content)
+        form = NONE if name is None else recorder.intern(name)
+        recorder.record(_MEDIA_DECODED, item.request.number, item.index, len(content), sides, form)
+    except Exception:
+        recorder.fault()
 
 
 def wrap_renderer_init(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -162,15 +174,8 @@ def wrap_load_from_url_async(original: Callable[..., Any], recorder: Recorder) -
         return load(request, self, url, *args, **kwargs)
 
     async def load(request: TracedRequest, self: Any, url: str, *args: Any, **kwargs: Any) -> Any:
-        item = _Item(request, next(request.items))
-        try:
-            scheme, host = scheme_and_host(url)
-            host_number = recorder.intern(host) if host else NONE
-            modality = recorder.intern(media_modality(args[0] if args else kwargs.get("media_io")))
-            scheme_number = recorder.intern(scheme)
-            recorder.record(_ITEM_BEGIN, request.number, item.index, scheme_number, host_number, modality)
-        except Exception:
-            recorder.fault()
+        media_io = args[0] if args else kwargs.get("media_io")
+        item = _begin_item(request, url, media_io, request.loaded, recorder)
         token = _current_item.set(item)
         failed = 1
         try:
@@ -182,6 +187,58 @@ def wrap_load_from_url_async(original: Callable[..., Any], recorder: Recorder) -
         return result
 
     return load_from_url_async
+
+
+def wrap_load_from_url(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record a media item that a job, or the event loop, loads by itself: all but its fetch is decoding."""
+
+    def load_from_url(self: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+        request = current_request.get()
+        if request is None:
+            return original(self, url, *args, **kwargs)
+        job = _current_job.get()
+        loaded = request.loaded if job is None else job.loaded
+        item = _begin_item(request, url, args[0] if args else kwargs.get("media_io"), loaded, recorder)
+        recorder.record(_ITEM_INLINE, request.number, item.index, NONE if job is None else job.number)
+        token = _current_item.set(item)
+        failed = 1
+        try:
+            result = original(self, url, *args, **kwargs)
+            failed = 0
+        finally:
+            _current_item.reset(token)
+            recorder.record(_ITEM_END, request.number, item.index, failed)
+        _note_media(item, result, recorder)
+        return result
+
+    return load_from_url
+
+
+def _begin_item(request: TracedRequest, url: str, media_io: Any, loaded: Loaded, recorder: Recorder) -> _Item:
+    item = _Item(request, next(request.items))
+    try:
+        scheme, host = scheme_and_host(url)
+        host_number = recorder.intern(host) if host else NONE
+        modality = media_modality(media_io)
+        loaded[modality].append(item.index)
+        modality_number, scheme_number = recorder.intern(modality), recorder.intern(scheme)
+        recorder.record(_ITEM_BEGIN, request.number, item.index, scheme_number, host_number, modality_number)
+    except Exception:
+        recorder.fault()
+    return item
+
+
+def wrap_get_cached_bytes(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record that the media cache held an item which is loaded inline; in a pool, the hop there tells."""
+
+    def get_cached_bytes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        item = _current_item.get()
+        if item is not None and isinstance(result, bytes):
+            recorder.record(_MEDIA_CACHED, item.request.number, item.index)
+        return result
+
+    return get_cached_bytes
 
 
 def wrap_async_get_bytes(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -207,16 +264,36 @@ def wrap_async_get_bytes(original: Callable[..., Any], recorder: Recorder) -> Ca
     return async_get_bytes
 
 
-def wrap_get_async_response(original: Callable[..., Any], _recorder: Recorder) -> Callable[..., Any]:
+def wrap_get_bytes(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record the network fetch of a media item that is loaded inline, retries included."""
+
+    def get_bytes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        item = _current_item.get()
+        if item is None:
+            return original(self, *args, **kwargs)
+        number, index = item.request.number, item.index
+        recorder.record(_FETCH_BEGIN, number, index)
+        failed = 1
+        try:
+            result = original(self, *args, **kwargs)
+            failed = 0
+        finally:
+            recorder.record(_FETCH_END, number, index, item.attempts, failed)
+        return result
+
+    return get_bytes
+
+
+def wrap_get_response(original: Callable[..., Any], _recorder: Recorder) -> Callable[..., Any]:
     """Count the attempts of a fetch."""
 
-    def get_async_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         item = _current_item.get()
         if item is not None:
             item.attempts += 1
         return original(self, *args, **kwargs)
 
-    return get_async_response
+    return get_response
 
 
 def wrap_get_cache_missing_items(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -227,13 +304,23 @@ def wrap_get_cache_missing_items(original: Callable[..., Any], recorder: Recorde
         request = current_request.get()
         if request is not None:
             try:
-                for index, hit in enumerate(result[0].get("image", ())):
-                    recorder.record(_PROCESSOR_CACHE, request.number, index, bool(hit))
+                job = _current_job.get()
+                loaded = request.loaded if job is None or not job.loaded else job.loaded
+                for modality, hits in result[0].items():
+                    _note_hits(request, loaded[modality], hits, recorder)
             except Exception:
                 recorder.fault()
         return result
 
     return get_cache_missing_items
+
+
+def _note_hits(request: TracedRequest, loaded: deque[int], hits: Sequence[bool], recorder: Recorder) -> None:
+    """Record hits for the first items not processed yet: they are processed in the order of the prompts."""
+    if len(hits) > len(loaded):
+        return  # some of them were not loaded but named by the client, and it is not known which
+    for hit in hits:
+        recorder.record(_PROCESSOR_CACHE, request.number, loaded.popleft(), bool(hit))
 
 
 # --- to the engine and back ------------------------------------------------------------------------
@@ -247,12 +334,16 @@ def wrap_output_processor_add_request(original: Callable[..., Any], recorder: Re
     """Join a request with the engine's id of it."""
 
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        traced = current_request.get()
-        if traced is not None:
+        traced, unsampled = current_request.get(), left_out.get()
+        if traced is None and unsampled is not None:
+            try:
+                recorder.record(_ENGINE_REQUEST, unsampled, recorder.define(request.request_id))
+            except Exception:
+                recorder.fault()
+        elif traced is not None:
             try:
                 named = dict(zip(_ADD_REQUEST, args, strict=False)) | kwargs
-                _note_engine_request(traced.number, request, named.get("request_index", 0), recorder)
-                traced.delivery.watch(named.get("queue"), recorder)
+                _note_engine_request(traced, request, named, recorder)
             except Exception:
                 recorder.fault()
         return original(self, request, *args, **kwargs)
@@ -260,14 +351,26 @@ def wrap_output_processor_add_request(original: Callable[..., Any], recorder: Re
     return add_request
 
 
-def _note_engine_request(number: int, request: Any, index: int, recorder: Recorder) -> None:
-    identifier = request.request_id
+def _note_engine_request(
+    traced: TracedRequest, request: Any, named: dict[str, Any], recorder: Recorder
+) -> None:
+    identifier, number = request.request_id, traced.number
     if identifier in _engine_requests:
         return
+    parent, index = named.get("parent_req"), named.get("request_index", 0)
+    if not index:
+        # All answers to a prompt are added before those to the next one.
+        traced.prompt += 1
+    prompt = traced.prompt
+    first_choice = prompt * (1 if parent is None else parent.n)
     text = recorder.define(identifier)
     _engine_requests[identifier] = (number, text)
-    recorder.record(_ENGINE_REQUEST, number, text, index)
-    recorder.record(_FACT_TEXT, number, _EXTERNAL_ID, recorder.define(request.external_req_id))
+    recorder.record(_ENGINE_REQUEST, number, text, first_choice + index, prompt)
+    if request.sampling_params is not None:
+        traced.delivery.watch(named.get("queue"), first_choice, recorder)
+    external = None if prompt or index else answer_id(request.external_req_id, PATHS[traced.path])
+    if external is not None:
+        recorder.record(_FACT_TEXT, number, _EXTERNAL_ID, recorder.define(external))
     max_tokens = getattr(request.sampling_params, "max_tokens", None)
     if max_tokens is not None:
         recorder.record(_FACT_NUMBER, number, _MAX_TOKENS, max_tokens)
@@ -349,14 +452,15 @@ def wrap_propagate_error(original: Callable[..., Any], recorder: Recorder) -> Ca
 
 
 def wrap_streaming_error(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Record an error after HTTP 200 by the name of its class, never by its text."""
+    """Record an error after HTTP 200 by the name of its class, or else of its type, never by its text."""
 
     def create_streaming_error_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = current_request.get()
         if request is not None:
             try:
                 error = args[0] if args else next(iter(kwargs.values()), None)
-                name = type(error).__name__ if isinstance(error, BaseException) else "streaming_error"
+                known = isinstance(error, BaseException)
+                name = type(error).__name__ if known else kwargs.get("err_type", "streaming_error")
                 recorder.record(_FACT_TEXT, request.number, _ERROR, recorder.intern(name))
             except Exception:
                 recorder.fault()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stagetrace_vllm import engine, frontend, http, worker
+from stagetrace_vllm import engine, frontend, http, reasons, worker
 from stagetrace_vllm.wrapping import Hook
 
 HOOKS: Final = (
@@ -36,6 +36,20 @@ HOOKS: Final = (
         "media items",
     ),
     Hook(
+        "vllm.multimodal.media.connector",
+        "MediaConnector.load_from_url",
+        ("self", "url", "media_io"),
+        frontend.wrap_load_from_url,
+        "media items of pooling requests",
+    ),
+    Hook(
+        "vllm.multimodal.media.connector",
+        "MediaConnector._get_cached_bytes",
+        ("self", "url"),
+        frontend.wrap_get_cached_bytes,
+        "hits of the media cache in pooling requests",
+    ),
+    Hook(
         "vllm.connections",
         "HTTPConnection.async_get_bytes",
         ("self", "url"),
@@ -44,10 +58,24 @@ HOOKS: Final = (
     ),
     Hook(
         "vllm.connections",
+        "HTTPConnection.get_bytes",
+        ("self", "url"),
+        frontend.wrap_get_bytes,
+        "retrieval in pooling requests",
+    ),
+    Hook(
+        "vllm.connections",
         "HTTPConnection.get_async_response",
         ("self", "url"),
-        frontend.wrap_get_async_response,
+        frontend.wrap_get_response,
         "attempts of a fetch",
+    ),
+    Hook(
+        "vllm.connections",
+        "HTTPConnection.get_response",
+        ("self", "url"),
+        frontend.wrap_get_response,
+        "attempts of a fetch in pooling requests",
     ),
     Hook(
         "vllm.multimodal.processing.processor",
@@ -96,7 +124,7 @@ HOOKS: Final = (
         "Scheduler.__init__",
         ("self", "vllm_config"),
         engine.wrap_scheduler_init,
-        "model, encoder reasons",
+        "model, the reasons of encoder and transfers",
     ),
     Hook(
         "vllm.v1.engine.core",
@@ -113,7 +141,13 @@ HOOKS: Final = (
         "first tokens, the reason step",
     ),
     Hook(
-        "vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self",), engine.wrap_schedule, "steps, waits"
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler.schedule",
+        ("self",),
+        engine.wrap_schedule,
+        "steps, waits",
+        reasons.READS,
+        "the reasons of waits",
     ),
     Hook(
         "vllm.v1.core.sched.scheduler",
@@ -142,13 +176,6 @@ HOOKS: Final = (
         ("self", "pause_state"),
         engine.wrap_set_pause_state,
         "the reason paused while nothing is scheduled",
-    ),
-    Hook(
-        "vllm.v1.core.sched.scheduler",
-        "Scheduler._ec_transfer_pending",
-        ("self", "request"),
-        engine.wrap_ec_transfer_pending,
-        "the reason remote_embedding",
     ),
     Hook(
         "vllm.v1.core.sched.scheduler",

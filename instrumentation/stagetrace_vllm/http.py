@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from itertools import count
 from typing import Any, Final
 
+from stagetrace.attributes import SAMPLE_VARIABLE
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, RecordKind
+from stagetrace.sampling import Sampler
+from stagetrace.settings import parse_sampler, setting
 from stagetrace_vllm.delivery import Delivery
 from stagetrace_vllm.lag import LagSampler
 from stagetrace_vllm.reading import baggage_facts, is_trace_parent
@@ -21,15 +25,42 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
-PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Requests that are traced: those that end in the engine and whose stages are known."""
+_RESPONSES: Final = "/v1/responses"
 
-_USEFUL: Final = re.compile(rb'"(?:content|reasoning|reasoning_content|text|arguments|name)":"(?!")')
+Loaded = defaultdict[str, deque[int]]
+"""Media items that were loaded and not yet processed, by modality."""
+
+PATHS: Final = {
+    "/v1/chat/completions": "",
+    "/v1/chat/completions/batch": "_0",
+    "/v1/completions": "-0",
+    "/v1/messages": "",
+    _RESPONSES: "_0",
+} | dict.fromkeys(
+    (
+        *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+        *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    ),
+    "-0",
+)
+"""Requests that are traced: those that end in the engine and whose stages are known.
+
+The value is what vLLM puts behind the id in the answer to name the first of the engine's requests.
+"""
+
+_USEFUL: Final = re.compile(
+    rb'"(?:content|reasoning|reasoning_content|text|thinking|arguments|partial_json|name)":"(?!")'
+)
+_USEFUL_EVENT: Final = re.compile(rb'"delta":"(?!")')
+"""Events of ``/v1/responses`` repeat the request and what was said before; only deltas are new."""
+
+_CHOICE: Final = re.compile(rb'"choices":\[\{"index":(\d+)')
 _UNIX_NS_DIGITS: Final = 19
 _FIRST_ERROR: Final = 400
 _U32: Final = 0xFFFFFFFF
 
 _RECEIVED = int(RecordKind.RECEIVED)
+_NOT_SAMPLED = int(RecordKind.NOT_SAMPLED)
 _BODY_COMPLETE = int(RecordKind.BODY_COMPLETE)
 _RESPONSE_STARTED = int(RecordKind.RESPONSE_STARTED)
 _FIRST_USEFUL = int(RecordKind.FIRST_USEFUL)
@@ -43,21 +74,42 @@ _FACT_TEXT = int(RecordKind.FACT_TEXT)
 class TracedRequest:
     """What is known of a request while it is in the API server."""
 
-    __slots__ = ("body_bytes", "delivery", "failed", "items", "jobs", "number", "streams", "useful")
+    __slots__ = (
+        "body_bytes",
+        "delivery",
+        "failed",
+        "gone",
+        "items",
+        "jobs",
+        "loaded",
+        "number",
+        "path",
+        "prompt",
+        "streams",
+        "useful",
+    )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, path: str) -> None:
         self.number = number
+        self.path = path
         self.items = count()
         self.jobs = count()
+        self.loaded: Loaded = defaultdict(deque)
+        # The one that was last given to the engine.
+        self.prompt = -1
         self.body_bytes = 0
         self.delivery = Delivery()
         self.streams = False
         self.failed = False
+        self.gone = False
         self.useful = False
 
 
 current_request: ContextVar[TracedRequest | None] = ContextVar("stagetrace_request", default=None)
 """The request that the running task, or the running job, works for."""
+
+left_out: ContextVar[int | None] = ContextVar("stagetrace_left_out", default=None)
+"""Number of the request that the running task works for, when sampling has left it out."""
 
 
 _numbers = count(1)
@@ -70,12 +122,13 @@ def _path(scope: Any) -> str:
 
 def wrap_config_load(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
     """Make the loaded application of vLLM's server a traced one."""
+    sampler = setting(SAMPLE_VARIABLE, parse_sampler, Sampler())
 
     def load(self: Any) -> Any:
         result = original(self)
         try:
             if hasattr(getattr(self.app, "state", None), "engine_client"):
-                self.loaded_app = TracedApplication(self.loaded_app, recorder)
+                self.loaded_app = TracedApplication(self.loaded_app, recorder, sampler)
         except Exception:
             recorder.fault()
         return result
@@ -89,27 +142,57 @@ class TracedApplication:
     Args:
         application: The application that answers.
         recorder: Where requests are recorded.
+        sampler: Chooses which of them; all when there is none.
     """
 
-    def __init__(self, application: Application, recorder: Recorder) -> None:
+    def __init__(self, application: Application, recorder: Recorder, sampler: Sampler | None = None) -> None:
         self._application = application
         self._recorder = recorder
+        self._sampler = None if sampler is None or sampler.takes_all else sampler
         self._lag = LagSampler(recorder)
 
     def __call__(self, scope: Any, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request; only those of ``PATHS`` get a frame of ours."""
-        if scope["type"] == "http" and scope["method"] == "POST" and _path(scope) in PATHS:
-            return self._trace(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "POST" and (path := _path(scope)) in PATHS:
+            if self._sampler is None or self._is_sampled(self._sampler, scope):
+                return self._trace(path, scope, receive, send)
+            return self._leave_out(scope, receive, send)
+        # A pipelined request begins in the context of the one before it.
         if current_request.get() is not None:
-            # A pipelined request begins in the context of the one before it.
             current_request.set(None)
+        if left_out.get() is not None:
+            left_out.set(None)
         return self._application(scope, receive, send)
 
-    async def _trace(self, scope: Any, receive: Receive, send: Send) -> None:
-        request = TracedRequest(next(_numbers))
-        record, number = self._recorder.record, request.number
-        self._begin(request, scope)
+    def _is_sampled(self, sampler: Sampler, scope: Any) -> bool:
+        try:
+            found = (value for name, value in scope["headers"] if name == b"traceparent")
+            value = next(found, b"")
+            return sampler.takes(value.decode("latin-1") if is_trace_parent(value) else None)
+        except Exception:
+            self._recorder.fault()
+            return True
+
+    async def _leave_out(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Count a request and leave it alone; only the engine's id of it is recorded later."""
         self._lag.enter()
+        number = next(_numbers)
+        self._recorder.record(_NOT_SAMPLED, number)
+        current_request.set(None)
+        token = left_out.set(number)
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._lag.leave()
+            with suppress(ValueError):  # closed by the collector, in a context that is not its own
+                left_out.reset(token)
+
+    async def _trace(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
+        request = TracedRequest(next(_numbers), path)
+        record, number = self._recorder.record, request.number
+        # First, because it may find out that recording is off, or on again.
+        self._lag.enter()
+        self._begin(request, scope)
         token = current_request.set(request)
         try:
             await self._application(scope, self._receiving(request, receive), self._sending(request, send))
@@ -158,6 +241,7 @@ class TracedApplication:
 
     def _note_received(self, request: TracedRequest, message: Message) -> None:
         if message["type"] == "http.disconnect":
+            request.gone = True
             self._recorder.record(_DISCONNECTED, request.number)
             return
         request.body_bytes += len(message.get("body", b""))
@@ -176,6 +260,8 @@ class TracedApplication:
 
     async def _send_and_note(self, request: TracedRequest, send: Send, message: Message) -> None:
         await send(message)
+        if request.gone:
+            return  # servers take what nobody reads, and vLLM goes on to answer
         try:
             if message["type"] == "http.response.start":
                 self._note_start(request, message)
@@ -204,8 +290,9 @@ class TracedApplication:
         if not request.streams:
             request.useful = True
             self._recorder.record(_FIRST_USEFUL, request.number, NONE)
-        elif _USEFUL.search(body):
+        elif (_USEFUL_EVENT if request.path == _RESPONSES else _USEFUL).search(body):
             request.useful = True
-            choice, tokens_before = request.delivery.taken
+            named = _CHOICE.search(body)
+            choice, tokens_before = request.delivery.first(None if named is None else int(named[1]))
             self._recorder.record(_FIRST_USEFUL, request.number, tokens_before, choice)
             request.delivery.release()

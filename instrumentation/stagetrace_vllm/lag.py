@@ -51,6 +51,7 @@ class LagSampler:
 
     def _wait(self) -> None:
         try:
+            self._recorder.look()
             asyncio.get_running_loop().call_later(INTERVAL_NS / 1e9, self._look)
             self._due = monotonic_ns() + INTERVAL_NS
             self._runs = True

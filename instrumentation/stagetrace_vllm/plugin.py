@@ -6,8 +6,10 @@ import logging
 import os
 from pathlib import Path
 
-from stagetrace.attributes import SPOOL_VARIABLE
+from stagetrace.attributes import SPOOL_BYTES_VARIABLE, SPOOL_VARIABLE
 from stagetrace.recorder import Recorder
+from stagetrace.room import SPOOL_BYTES, segment_bytes
+from stagetrace.settings import parse_spool_bytes, setting
 from stagetrace_vllm.hooks import HOOKS
 from stagetrace_vllm.imports import ImportWatcher
 from stagetrace_vllm.wrapping import Installation
@@ -33,7 +35,9 @@ def activate() -> None:
         folder = os.environ.get(SPOOL_VARIABLE)
         if not folder or _Plugin.installation is not None:
             return
-        installation = Installation(Recorder(Path(folder)), HOOKS)
+        spool_bytes = setting(SPOOL_BYTES_VARIABLE, parse_spool_bytes, SPOOL_BYTES)
+        recorder = Recorder(Path(folder), segment_bytes(spool_bytes), spool_bytes)
+        installation = Installation(recorder, HOOKS)
         watcher = ImportWatcher(installation.modules(), installation.install)
         watcher.start()
         _Plugin.installation, _Plugin.watcher = installation, watcher

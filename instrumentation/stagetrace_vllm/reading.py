@@ -32,12 +32,14 @@ _JOBS: Final = {
     "safe_apply_chat_template": JobKind.TEMPLATE,
     "_apply_chat_template": JobKind.TEMPLATE,
     "_render": JobKind.TEMPLATE,
+    "render": JobKind.RENDER,
     "_tokenize_prompt": JobKind.TOKENIZE,
     "_process_multimodal": JobKind.PROCESS,
     "load_bytes": JobKind.DECODE,
     "_load_data_url": JobKind.DECODE,
     "_load_file_url": JobKind.DECODE,
 }
+_BEAM: Final = re.compile("-[0-9a-f]+-beam-0$")
 _WITHIN_A_WAIT: Final = frozenset({"_get_cached_bytes", "_put_cached_bytes"})
 _FORMATS: Final = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -59,6 +61,17 @@ def attribute(host: Any, name: str) -> Any:
 def digest(identifier: str) -> str:
     """Shorten an identifier of a media item; a client may have put anything into it."""
     return hashlib.blake2b(identifier.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def answer_id(identifier: str, numbering: str) -> str | None:
+    """Return the id in an answer by the engine's id of its first part, without the numbering of the parts.
+
+    Returns:
+        None when the engine's id is not made of the answer's.
+    """
+    if identifier.startswith("late-interaction-"):
+        return None
+    return _BEAM.sub("", identifier).removesuffix(numbering)
 
 
 def is_trace_parent(value: bytes) -> bool:

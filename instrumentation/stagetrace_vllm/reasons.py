@@ -19,8 +19,34 @@ _LORA = int(ReasonCode.LORA)
 _PAUSED = int(ReasonCode.PAUSED)
 _DEFERRED = int(ReasonCode.DEFERRED)
 
+READS: Final = (
+    "deferred_waiting",
+    "kv_holding_waiting",
+    "lora_config",
+    "max_num_active_reqs",
+    "max_num_scheduled_tokens",
+    "num_waiting_for_streaming_input",
+    "pause_state",
+    "prefill_capacity_bound",
+)
+"""Attributes of the scheduler without which no reason is told; vLLM has them all since 0.31."""
+
 _SEARCHED: Final = 16
 """So many requests at the head of a queue are looked at; a queue may hold thousands."""
+
+
+def are_prefills_deferred(scheduler: Any, throttled: bool) -> bool:
+    """Whether the step that is about to be composed puts prefills off; its composition forgets why."""
+    if not throttled and not _is_before_cadence(scheduler):
+        return False
+    decoding = any(not request.is_prefill_chunk for request in scheduler.running)
+    return decoding and not scheduler.prefill_capacity_bound
+
+
+def _is_before_cadence(scheduler: Any) -> bool:
+    """Whether the last step with prefills is too short ago; a setting of engines alone since 0.33."""
+    interval: int = getattr(scheduler, "local_prefill_interval", 1)
+    return interval > 1 and scheduler.num_executed_steps + 1 - scheduler.last_prefill_step < interval
 
 
 def note_adapters(scheduler: Any, reason: int, blocked: dict[str, int]) -> None:
@@ -34,14 +60,16 @@ def note_adapters(scheduler: Any, reason: int, blocked: dict[str, int]) -> None:
 
 def head_of_queue(scheduler: Any, blocked: Mapping[str, int]) -> Any:
     """Return the request at which the queue was left: the first that was not passed over, or None."""
-    queue = scheduler.kv_holding_waiting or scheduler.waiting
-    head = queue.peek_request() if queue else None
-    if head is None or _are_seats_taken(scheduler) or not _is_passed_over(scheduler, head, blocked):
-        return head
-    if not isinstance(queue, deque):
-        return None  # a priority queue is copied whole to be looked through
-    behind = islice(queue, 1, _SEARCHED)
-    return next((request for request in behind if not _is_passed_over(scheduler, request, blocked)), None)
+    queues = [queue for queue in (scheduler.kv_holding_waiting, scheduler.waiting) if queue]
+    if queues and _are_seats_taken(scheduler):
+        return queues[0].peek_request()
+    for queue in queues:
+        # A priority queue is copied whole to be looked through: only its head is looked at.
+        first = islice(queue, _SEARCHED) if isinstance(queue, deque) else (queue.peek_request(),)
+        for request in first:
+            if not _is_passed_over(scheduler, request, blocked):
+                return request
+    return None
 
 
 def _is_passed_over(scheduler: Any, request: Any, blocked: Mapping[str, int]) -> bool:
@@ -49,7 +77,7 @@ def _is_passed_over(scheduler: Any, request: Any, blocked: Mapping[str, int]) ->
     return request in scheduler.deferred_waiting and (adapter or request.request_id in blocked)
 
 
-def queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, throttled: bool) -> int:
+def queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, deferred: bool) -> int:
     """Say why the queue was left where it was; seats first, because they stay taken."""
     if scheduler.pause_state.name != "UNPAUSED":
         return _PAUSED
@@ -59,16 +87,18 @@ def queue_reason(scheduler: Any, output: Any, head: Any, own: int | None, thrott
         return _TOKENS
     if own is not None:
         return own
-    if throttled:
+    if deferred:
         return _DEFERRED
     return _KV if _lacks_blocks(scheduler, head) else UNKNOWN
 
 
-def running_reason(scheduler: Any, output: Any) -> int:
+def running_reason(scheduler: Any, output: Any, deferred: bool) -> int:
     """Say why running requests were left out of a step."""
     if len(output.num_scheduled_tokens) >= len(scheduler.running):
         return NO_REASON
-    return _TOKENS if _is_exhausted(scheduler, output) else UNKNOWN
+    if _is_exhausted(scheduler, output):
+        return _TOKENS
+    return _DEFERRED if deferred else UNKNOWN
 
 
 def _are_seats_taken(scheduler: Any) -> bool:

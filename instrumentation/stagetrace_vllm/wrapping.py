@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -33,6 +33,8 @@ class Hook:
             a target that has others is left alone and listed.
         make: Makes the wrapper.
         loses: What is unknown without it.
+        reads: Attributes of the target's class without which the wrapper records less.
+        loses_in_part: What is unknown where one of those is missing.
     """
 
     module: str
@@ -40,11 +42,17 @@ class Hook:
     parameters: tuple[str, ...]
     make: MakeWrapper
     loses: str
+    reads: tuple[str, ...] = ()
+    loses_in_part: str = ""
 
     @property
     def name(self) -> str:
         """Module and target."""
         return f"{self.module}:{self.target}"
+
+    def accepts(self, parameters: Sequence[str]) -> bool:
+        """Whether a target with these parameters is the one that is known."""
+        return tuple(parameters[: len(self.parameters)]) == self.parameters
 
 
 class Installation:
@@ -90,7 +98,7 @@ class Installation:
         original = getattr(owner, name) if on_instance else inspect.getattr_static(owner, name)
         if isinstance(original, staticmethod | classmethod | property):
             raise TypeError(f"is a {type(original).__name__}")
-        check_parameters(original, hook.parameters)
+        check_parameters(original, hook)
         wrapper = functools.wraps(original)(hook.make(original, self._recorder))
         setattr(owner, name, wrapper)
         self._set.append((owner, name, None if on_instance else original))
@@ -100,13 +108,12 @@ class Installation:
         self._recorder.announce(RecordKind.HOOK_OFF, 0, hook.name)
 
 
-def check_parameters(function: Callable[..., Any], expected: Iterable[str]) -> None:
-    """Check that a function begins with the expected parameters.
+def check_parameters(function: Callable[..., Any], hook: Hook) -> None:
+    """Check that a function begins with the parameters that a hook expects.
 
     Raises:
         TypeError: It has others.
     """
     found = tuple(inspect.signature(function).parameters)
-    wanted = tuple(expected)
-    if found[: len(wanted)] != wanted:
-        raise TypeError(f"parameters are ({', '.join(found)}), known are ({', '.join(wanted)})")
+    if not hook.accepts(found):
+        raise TypeError(f"parameters are ({', '.join(found)}), known are ({', '.join(hook.parameters)})")

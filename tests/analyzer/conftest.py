@@ -123,6 +123,16 @@ def two_classes() -> Rows:
         {"name": "set_aside", "reason": "torn record", "count": 3},
         {"name": "dropped", "reason": "", "count": 2},
         {"name": "faults", "reason": "", "count": 1},
+        {"name": "not_sampled", "reason": "", "count": 3600},
+        {"name": "removed", "reason": "segments", "count": 12},
+        {"name": "removed", "reason": "bytes", "count": 50_000_000},
+        {
+            "name": "stopped",
+            "reason": "api 7 switched off from 2026-01-01T00:00:00Z to 2026-01-01T00:01:00Z",
+            "count": 1,
+        },
+        {"name": "cost_ns_per_step", "reason": "engine 8 0a1b", "count": 9250},
+        {"name": "cost_per_million", "reason": "engine 8 0a1b", "count": 2100},
         {"name": "hook_off", "reason": "vllm.engine:step", "count": 1},
     ]
     rows.checks += [

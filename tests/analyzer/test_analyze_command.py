@@ -41,12 +41,13 @@ def test_a_spool_is_read(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     recorder = Recorder(tmp_path / "spool")
     recorder.record_at(1_000_000, RecordKind.RECEIVED, 1)
+    recorder.record_at(8_000_000, RecordKind.DISCONNECTED, 1)
     recorder.record_at(9_000_000, RecordKind.ENDED, 1, 1)
     before = {path.name: path.read_bytes() for path in (tmp_path / "spool").iterdir()}
     assert command.main([str(tmp_path / "spool"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [entry["outcomes"] for entry in document["classes"]] == [{"cancelled": 1}]
-    assert document["ingest"]["records"] == 2
+    assert document["ingest"]["records"] == 3
     assert {path.name: path.read_bytes() for path in (tmp_path / "spool").iterdir()} == before
     assert not list(scratch.iterdir())
 

@@ -93,6 +93,49 @@ def test_media(query):
     assert hashed != "digest"
 
 
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        ([RecordKind.DISCONNECTED], ("cancelled", None, "media_decode")),
+        ([(RecordKind.RESPONSE_STARTED, 400), RecordKind.LAST_BYTE], ("error", "http_400", "media_decode")),
+        ([], ("error", "no_response", "handoff")),
+    ],
+)
+def test_stage_in_which_a_request_ended(tmp_path, ended, told):
+    """A refused request ends in the stage before the answer, one whose client leaves in the one it was in."""
+    recorder = Recorder(tmp_path / "spool")
+    for at, (kind, *fields) in enumerate(
+        [
+            (RecordKind.RECEIVED,),
+            (RecordKind.ITEM_BEGIN, 0, NONE, NONE, NONE),
+            (RecordKind.JOB_SUBMITTED, 0, JobKind.DECODE, 0),
+            (RecordKind.JOB_STARTED, 0),
+            *([] if RecordKind.DISCONNECTED in ended else [(RecordKind.JOB_ENDED, 0, 1)]),
+            *((each,) if isinstance(each, RecordKind) else each for each in ended),
+            (RecordKind.ENDED,),
+        ]
+    ):
+        recorder.record_at(at * MS, kind, 1, *fields)
+    ingest_spool(tmp_path / "spool", tmp_path / "dataset")
+    query = f"SELECT outcome, error_code, ended_stage FROM '{tmp_path}/dataset/requests/*.parquet'"
+    assert duckdb.sql(query).fetchall() == [told]
+
+
+def test_items_loaded_one_after_the_other_have_no_slack(tmp_path):
+    """Of two items that a job loads itself the first could not have been ready later either."""
+    recorder = Recorder(tmp_path / "spool")
+    recorder.record_at(0, RecordKind.RECEIVED, 1)
+    for item in range(2):
+        recorder.record_at((1 + item) * MS, RecordKind.ITEM_BEGIN, 1, item, NONE, NONE, NONE)
+        recorder.record_at((1 + item) * MS, RecordKind.ITEM_INLINE, 1, item, 0)
+        recorder.record_at((2 + item) * MS, RecordKind.ITEM_END, 1, item)
+    recorder.record_at(9 * MS, RecordKind.LAST_BYTE, 1)
+    recorder.record_at(9 * MS, RecordKind.ENDED, 1)
+    ingest_spool(tmp_path / "spool", tmp_path / "dataset")
+    slack = duckdb.sql(f"SELECT slack_ns FROM '{tmp_path}/dataset/media/*.parquet'").fetchall()
+    assert slack == [(0,), (0,)]
+
+
 def test_loop_lag_and_media_cache(tmp_path):
     """A lag is a row with the wall clock of its process; a hit of the media cache is a fact of its item."""
     recorder = Recorder(tmp_path / "spool")

@@ -54,6 +54,11 @@ Data quality
   joined        400 api+engine+worker
   records       5,000 read, 2 dropped, 1 faults
   set aside     3 torn record
+  not sampled   3,600 requests
+  removed       12 old segments (50.0 MB) to make room
+  stopped       api 7 switched off from 2026-01-01T00:00:00Z to
+                2026-01-01T00:01:00Z
+  own cost      9.2 us a step, 0.2 % of engine 8's time with steps
   reconciled    NOT: queue: 100 against 90
   hooks off     1 vllm.engine:step
 """
@@ -201,6 +206,10 @@ def test_json_holds_the_figures(analysis) -> None:
         "set_aside": {"torn record": 3},
         "dropped": 2,
         "faults": 1,
+        "not_sampled": 3600,
+        "removed": {"segments": 12, "bytes": 50_000_000},
+        "stopped": ["api 7 switched off from 2026-01-01T00:00:00Z to 2026-01-01T00:01:00Z"],
+        "own_cost": [{"process": "engine 8 0a1b", "us_per_step": 9.25, "share": 0.0021}],
         "hooks_off": {"vllm.engine:step": 1},
         "checks": [
             {"name": "in = out", "expected": 8.0, "found": 8.0, "holds": True},

@@ -14,7 +14,10 @@ from stagetrace.cli import GROUP, main
 def test_unknown_command_is_one_line(capsys):
     """A wrong command is one line with the commands there are, and exit code 2."""
     assert main(["nope"]) == 2
-    assert capsys.readouterr().err == "stagetrace: no command 'nope' (hint: commands are: analyze, demo)\n"
+    assert (
+        capsys.readouterr().err
+        == "stagetrace: no command 'nope' (hint: commands are: analyze, demo, doctor)\n"
+    )
 
 
 def test_help_names_every_command(capsys):

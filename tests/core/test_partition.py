@@ -164,6 +164,135 @@ def test_second_image_refused_while_running():
     ]
 
 
+def test_items_that_a_job_loads_stand_within_it():
+    """A job that loads its media itself fetches and decodes one item after the other; nothing waits within it."""
+    builder = RequestBuilder()
+    builder.job(JobKind.RENDER, 1, 5, 60)
+    builder.item(10, 30, fetch=(12, 25), inline=True)
+    builder.item(30, 34, inline=True)
+    builder.job(JobKind.RENDER, 2, 61, 64)
+    parts = partition(builder.answered(65))
+    assert summarize(parts.completion) == [
+        ("receive", 1),
+        ("preprocess.wait", 4),
+        ("preprocess", 5),
+        ("media_decode", 2),
+        ("retrieval", 13),
+        ("media_decode", 5),
+        ("media_decode", 4),
+        ("preprocess", 26),
+        ("preprocess.wait", 1),
+        ("preprocess", 3),
+        ("respond", 1),
+    ]
+    assert [i.item for i in parts.completion if i.item is not None] == [0, 0, 0, 1]
+
+
+def test_items_that_the_event_loop_loads_come_before_the_jobs():
+    """Where the event loop itself fetches, every item is on the path, and so is one still under way at the end."""
+    builder = RequestBuilder()
+    builder.item(2, 20, fetch=(2, 18), inline=True)
+    builder.item(20, 24, inline=True)
+    builder.job(JobKind.RENDER, 26, 27, 30)
+    builder.item(28, None, fetch=(28, 29), inline=True)
+    parts = partition(builder.broken_off(40))
+    check_partition(builder.request, parts)
+    assert summarize(parts.completion) == [
+        ("receive", 2),
+        ("retrieval", 16),
+        ("media_decode", 2),
+        ("media_decode", 4),
+        ("preprocess.wait", 3),
+        ("preprocess", 1),
+        ("retrieval", 1),
+        ("media_decode", 11),
+    ]
+
+
+def rounds(engine, builder, *, answered=True):
+    """A request that asks the engine three times: for one answer, for two at once, and for one more."""
+    numbers = [engine.step(begin, begin + 4) for begin in (10, 20, 22, 40)]
+    steps = engine.steps()
+    joins = ((6, 0, 14.5), (17, 1, 24.5), (17.5, 2, 26.5), (32, 3, 44.5))
+    for joined, index, finished in joins:
+        done = finished if answered or index < 3 else None
+        builder.engine(
+            steps,
+            joined=joined,
+            held=joined + 1,
+            added=joined + 1,
+            members=[(numbers[index], 5)],
+            first_token=numbers[index],
+            freed=done,
+            output_finished=done,
+            index=index,
+        )
+
+
+def test_rounds_through_the_engine_follow_each_other():
+    """Beam search and tools ask again when all answers are there: the way leads through the last one of each round."""
+    builder = RequestBuilder()
+    text_request(builder, 1)
+    rounds(EngineBuilder(), builder)
+    builder.job(JobKind.TOKENIZE, 28, 29, 30)
+    request = builder.answered(46, first_useful=46, tokens_before=None)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert parts.ttft == parts.completion
+    assert summarize(parts.completion) == [
+        ("receive", 1),
+        ("preprocess.wait", 1),
+        ("preprocess", 2),
+        ("preprocess", 1),
+        ("handoff", 2),
+        ("prefill", 7),
+        ("handoff", 4.5),
+        ("prefill.wait(unknown)", 5.5),
+        ("prefill", 2),
+        ("preprocess.wait", 3),
+        ("preprocess", 1),
+        ("handoff", 3),
+        ("prefill.wait(unknown)", 7),
+        ("prefill", 4),
+        ("respond", 2),
+    ]
+
+
+def test_answers_made_at_once_are_no_rounds():
+    """Of several answers only the last one to finish is on the path, although another one was there long before."""
+    engine = EngineBuilder()
+    first, second = engine.step(10, 14), engine.step(14, 30)
+    builder = RequestBuilder()
+    for joined, step, done in ((2, first, 14.5), (3, second, 30.5)):
+        builder.engine(
+            engine.steps(),
+            joined=joined,
+            held=5,
+            added=5,
+            members=[(step, 5)],
+            first_token=step,
+            freed=done,
+            output_finished=done,
+        )
+    parts = partition(builder.answered(31))
+    assert summarize(parts.completion)[-4:] == [
+        ("handoff", 3),
+        ("prefill.wait(unknown)", 9),
+        ("prefill", 16),
+        ("respond", 1),
+    ]
+
+
+def test_request_that_broke_off_ends_where_it_still_was():
+    """One answer was there, the other was not: the request ends in the stage of the one that was still at work."""
+    builder = RequestBuilder()
+    rounds(EngineBuilder(), builder, answered=False)
+    parts = partition(builder.broken_off(42))
+    check_partition(builder.request, parts)
+    assert parts.completion[-1].stage is Stage.PREFILL
+    assert all(i.stage is not Stage.UNATTRIBUTED for i in parts.completion)
+
+
 def test_parallel_items_follow_the_last_one_ready():
     """Of two parallel images only the one that is ready last is on the path."""
     builder = RequestBuilder()
@@ -301,6 +430,7 @@ def any_step(draw, number):
         done=draw(MAYBE),
         encoder_begin=draw(MAYBE),
         encoder_end=draw(MAYBE),
+        encoder_device_ns=draw(MAYBE),
     )
 
 
@@ -330,9 +460,10 @@ def any_request(draw):
     request.jobs = draw(st.lists(st.builds(Job, kinds, items, TIMES, MAYBE, MAYBE), max_size=6))
     fetches = st.lists(st.builds(Fetch, TIMES, MAYBE), max_size=2)
     for index in range(draw(st.integers(0, 3))):
-        request.items[index] = draw(st.builds(Item, st.just(index), TIMES, MAYBE, fetches))
+        item = st.builds(Item, st.just(index), TIMES, MAYBE, fetches, st.booleans())
+        request.items[index] = draw(item)
     steps = draw(any_steps())
-    request.engine_requests = draw(st.lists(any_engine_request(steps), max_size=2))
+    request.engine_requests = draw(st.lists(any_engine_request(steps), max_size=4))
     return request
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stagetrace import DataError, Outcome, Recorder, partition, read_spool
 from stagetrace.records import NONE, Fact, JobKind, ReasonCode, RecordKind
@@ -137,6 +135,38 @@ def test_steps_composed_alike_are_recorded_once(tmp_path):
     assert data.set_aside["step_without_beginning"] == 1
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_engine_that_dies_in_a_step(tmp_path, later):
+    """Its last step holds until the client is told; not so when the worker began later ones that are not recorded."""
+    server = Server(tmp_path)
+    seated, _ = server.request(1, "seated"), server.request(2, "queued")
+    server.step(1, 6, 10, [(seated, 30)], reason=ReasonCode.SEATS, waiting=1)
+    server.engine.record_at(10 * MS, RecordKind.FIRST_TOKEN, seated, 1)
+    server.step(2, 10, 20, [(seated, 1)], reason=ReasonCode.SEATS, waiting=1)
+    for number in (3, 4) if later else (3,):
+        server.worker.record_at((8 * number - 3) * MS, RecordKind.STEP_BEGIN, number, server.engine.number)
+    code = server.api.intern("engine_dead")
+    for number in (1, 2):
+        server.api.record_at(30 * MS, RecordKind.FACT_TEXT, number, Fact.ERROR, code)
+        server.api.record_at(30 * MS, RecordKind.RESPONSE_STARTED, number, 500)
+        server.api.record_at(31 * MS, RecordKind.LAST_BYTE, number)
+        server.api.record_at(31 * MS, RecordKind.ENDED, number)
+    data = read_spool(tmp_path)
+    assert [check for check in data.checks if not check.holds] == []
+    assert data.set_aside == ({"worker_step_without_engine": 2} if later else {})
+    ends = [summarize(partition(request).completion)[3:] for request in data.requests]
+    if later:
+        assert ends == [
+            [("handoff", 1), ("prefill", 4), ("decode", 10), ("unattributed", 11)],
+            [("handoff", 1), ("prefill.wait(seats)", 14), ("unattributed", 11)],
+        ]
+    else:
+        assert ends == [
+            [("handoff", 1), ("prefill", 4), ("decode", 21)],
+            [("handoff", 1), ("prefill.wait(seats)", 25)],
+        ]
+
+
 def test_request_of_a_dead_server_is_lost(tmp_path):
     """A request without an end is open while its server lives, and lost when it does not."""
     server = Server(tmp_path)
@@ -156,7 +186,7 @@ def test_request_of_a_dead_server_is_lost(tmp_path):
     ("status", "ended", "outcome", "code"),
     [
         (400, 0, Outcome.ERROR, "http_400"),
-        (None, 1, Outcome.CANCELLED, None),
+        (None, 1, Outcome.LOST, None),
         (None, 2, Outcome.ERROR, "application_error"),
     ],
 )
@@ -170,6 +200,49 @@ def test_outcomes(tmp_path, status, ended, outcome, code):
     recorder.record(RecordKind.ENDED, 1, ended)
     (request,) = read_spool(tmp_path).requests
     assert (request.outcome, request.facts.get("error_code")) == (outcome, code)
+
+
+def record(folder, *records):
+    """Record of a request, with times in milliseconds; returns it as it is read."""
+    api = Recorder(folder)
+    for at, kind, *fields in records:
+        api.record_at(at * MS, kind, 1, *fields)
+    (request,) = read_spool(folder).requests
+    return request
+
+
+def test_request_ends_when_its_client_leaves(tmp_path):
+    """What the server does with it later is no part of it: not a job that goes on, and not an error."""
+    request = record(
+        tmp_path,
+        (0, RecordKind.RECEIVED),
+        (1, RecordKind.ITEM_BEGIN, 0, NONE, NONE),
+        (1, RecordKind.JOB_SUBMITTED, 0, JobKind.DECODE, 0),
+        (2, RecordKind.JOB_STARTED, 0),
+        (5, RecordKind.DISCONNECTED),
+        (6, RecordKind.ITEM_END, 0, 1),
+        (6, RecordKind.FACT_TEXT, Fact.ERROR, NONE),
+        (7, RecordKind.ENDED, 2),
+        (9, RecordKind.JOB_ENDED, 0),
+    )
+    assert (request.outcome, request.facts, request.ended) == (Outcome.CANCELLED, {}, 5 * MS)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.completion) == [("receive", 1), ("media_decode.wait", 1), ("media_decode", 3)]
+
+
+@pytest.mark.parametrize("leaves", [0, 4])
+def test_first_error_is_the_code(tmp_path, leaves):
+    """Of two errors the first one is the cause, also when the client leaves because of it or just before."""
+    api = Recorder(tmp_path)
+    api.record_at(0, RecordKind.RECEIVED, 1)
+    for at, code in ((1, "engine_dead"), (2, "EngineDeadError")):
+        api.record_at(at * MS, RecordKind.FACT_TEXT, 1, Fact.ERROR, api.define(code))
+    api.record_at(leaves * MS, RecordKind.DISCONNECTED, 1)
+    api.record_at(5 * MS, RecordKind.ENDED, 1)
+    (request,) = read_spool(tmp_path).requests
+    told = (Outcome.ERROR, "engine_dead") if leaves else (Outcome.CANCELLED, None)
+    assert (request.outcome, request.facts.get("error_code")) == told
 
 
 def test_item_is_ready_when_it_is_decoded(tmp_path):
@@ -200,8 +273,8 @@ def test_item_is_ready_when_it_is_decoded(tmp_path):
     ]
 
 
-def test_item_that_was_never_decoded_is_ready_when_it_failed(tmp_path):
-    """A failed fetch ends its item when the item ends."""
+def test_item_whose_fetch_failed_is_ready_then(tmp_path):
+    """It was given up in its fetch, and not in a wait behind it."""
     api = Recorder(tmp_path)
     for at, kind, *fields in (
         (0, RecordKind.RECEIVED),
@@ -214,7 +287,115 @@ def test_item_that_was_never_decoded_is_ready_when_it_failed(tmp_path):
     ):
         api.record_at(at * MS, kind, 1, *fields)
     (request,) = read_spool(tmp_path).requests
-    assert request.items[0].ready == 6 * MS
+    assert request.items[0].ready == 5 * MS
+    assert summarize(partition(request).completion)[-2:] == [("retrieval", 4), ("respond", 1)]
+
+
+class SeveralPrompts:
+    """A request of several prompts; images, and the steps that encode them, by prompt."""
+
+    def __init__(self, folder):
+        self.api, self.engine = Recorder(folder), Recorder(folder)
+        self.engine.role = "engine"
+        self.api.record_at(0, RecordKind.RECEIVED, 1)
+        self.step = 0
+
+    def image(self, index, job):
+        """An image that a job loaded by itself."""
+        text = self.api.define("image")
+        self.api.record_at(1, RecordKind.ITEM_BEGIN, 1, index, NONE, NONE, text)
+        self.api.record_at(1, RecordKind.ITEM_INLINE, 1, index, job)
+        self.api.record_at(2, RecordKind.ITEM_END, 1, index)
+
+    def answer(self, choice, prompt, images, encoded=(), *, tokens=8):
+        """An answer to a prompt of ten tokens and some images."""
+        self.api.record_at(5, RecordKind.ENGINE_REQUEST, 1, self.api.define(f"id-{choice}"), choice, prompt)
+        key = self.engine.define(f"id-{choice}")
+        self.engine.record_at(6, RecordKind.HELD, key, 10, 16, len(images))
+        for index, image in enumerate(images):
+            name = self.engine.define(image)
+            self.engine.record_at(6, RecordKind.ENGINE_ITEM, key, index, name, 100 + len(image), 9)
+        self.step += 1
+        at = 10 * self.step
+        self.engine.record_at(at, RecordKind.STEP, self.step, 10, 1, 1)
+        self.engine.record_at(at, RecordKind.MEMBER, key, self.step, 10, 2)
+        for index in encoded:
+            self.engine.record_at(at, RecordKind.STEP_ITEM, self.step, key, index)
+        self.engine.record_at(at + 1, RecordKind.FIRST_TOKEN, key, self.step)
+        self.engine.record_at(at + 1, RecordKind.FREED, key, self.engine.intern("stopped"), tokens)
+
+    def read(self, folder):
+        """The request, and what was set aside of it."""
+        self.api.record_at(99, RecordKind.LAST_BYTE, 1)
+        self.api.record_at(99, RecordKind.ENDED, 1)
+        data = read_spool(folder)
+        (request,) = data.requests
+        return request, data.set_aside
+
+
+def test_prompts_add_up_and_answers_to_one_share_it(tmp_path):
+    """Tokens of a prompt count once, however many answers it gets; the answers' own tokens all count."""
+    server = SeveralPrompts(tmp_path)
+    for choice in range(6):
+        server.answer(choice, choice // 2, [], tokens=choice)
+    request, _ = server.read(tmp_path)
+    assert [(engine.index, engine.prompt) for engine in request.engine_requests] == [
+        (choice, choice // 2) for choice in range(6)
+    ]
+    facts = request.facts
+    assert (facts["prompt_tokens"], facts["cached_tokens"], facts["output_tokens"]) == (30, 6, 15)
+
+
+def test_sum_with_an_unknown_part_is_unknown(tmp_path):
+    """An answer that the engine had not let go of leaves the number of output tokens open."""
+    server = SeveralPrompts(tmp_path)
+    server.answer(0, 0, [])
+    server.api.record_at(5, RecordKind.ENGINE_REQUEST, 1, server.api.define("lost"), 1, 1)
+    request, set_aside = server.read(tmp_path)
+    assert not {"prompt_tokens", "output_tokens"} & request.facts.keys()
+    assert set_aside["request_without_engine"] == 1
+
+
+def test_items_of_several_prompts_are_told_apart(tmp_path):
+    """Items belong to prompts in the order of the jobs that loaded them, whichever began first."""
+    server = SeveralPrompts(tmp_path)
+    server.image(0, job=2)
+    server.image(1, job=0)
+    server.image(2, job=2)
+    server.answer(2, 2, ["ccc", "dddd"], encoded=[1])
+    server.answer(0, 0, ["a"], encoded=[0])
+    server.answer(1, 1, [])
+    request, set_aside = server.read(tmp_path)
+    known = {index: (item.facts["hash"], item.facts["tokens"]) for index, item in request.items.items()}
+    assert known == {0: ("ccc", 103), 1: ("a", 101), 2: ("dddd", 104)}
+    assert [request.items[index].facts["encoder_cache"] for index in range(3)] == ["hit", "miss", "miss"]
+    assert [request.items[index].job for index in range(3)] == [2, 0, 2]
+    assert all(item.inline for item in request.items.values())
+    assert +set_aside == {}
+
+
+@pytest.mark.parametrize("first_encodes", [True, False])
+def test_item_is_missed_when_any_answer_had_it_encoded(tmp_path, first_encodes):
+    """Of two answers to one prompt only one has its image encoded, and the cache did not hold it before."""
+    server = SeveralPrompts(tmp_path)
+    server.image(0, job=NONE)
+    server.answer(0, 0, ["a"], encoded=[0] if first_encodes else [])
+    server.answer(1, 0, ["a"], encoded=[] if first_encodes else [0])
+    request, _ = server.read(tmp_path)
+    assert request.items[0].facts["encoder_cache"] == "miss"
+    assert request.facts["media_items"] == 1
+    assert request.items[0].job is None
+
+
+def test_items_that_do_not_match_are_counted_once(tmp_path):
+    """A prompt with an item that was never loaded (the client named it) leaves all of them untold."""
+    server = SeveralPrompts(tmp_path)
+    server.image(0, job=0)
+    server.answer(0, 0, ["a"])
+    server.answer(1, 1, ["named"])
+    request, set_aside = server.read(tmp_path)
+    assert "hash" not in request.items[0].facts
+    assert set_aside == {"request_whose_media_items_cannot_be_told_apart": 1}
 
 
 def test_lags_of_the_event_loop_are_collected(tmp_path):
@@ -243,33 +424,6 @@ def test_text_defined_in_a_lost_segment_is_counted(tmp_path):
     recorder.record(RecordKind.ENGINE_REQUEST, 1, 4711)
     recorder.record(RecordKind.ENDED, 1)
     assert read_spool(tmp_path).set_aside["text_not_recorded"] == 1
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10**6), st.integers(0, 2), st.integers(0, 255)), min_size=1, max_size=40
-    )
-)
-@settings(max_examples=150, deadline=None)
-def test_damaged_records_never_break_the_reader(tmp_path_factory, damage):
-    """Whatever bytes stand in the records, a spool is read and every partition is whole."""
-    folder = tmp_path_factory.mktemp("spool")
-    server = Server(folder)
-    for number in (1, 2):
-        key = server.request(number, f"id-{number}", at=30 * number)
-        begin = 30 * number + 7
-        server.step(number, begin, begin + 12, [(key, 30)], encodes=True)
-        server.answer(number, f"id-{number}", key, begin + 12)
-    for path in segment_paths(folder):
-        content = bytearray(path.read_bytes())
-        written = len(content.rstrip(b"\0")) - HEADER_BYTES
-        for place, only, value in damage:
-            if only == place % 3:
-                content[HEADER_BYTES + place % written] = value
-        path.write_bytes(content)
-    data = read_spool(folder)
-    for request in (*data.requests, *data.open_requests):
-        check_partition(request, partition(request))
 
 
 def test_contradicted_step_is_unattributed(tmp_path):

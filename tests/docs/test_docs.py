@@ -14,6 +14,8 @@ import pytest
 from stagetrace.cli import main
 from stagetrace.stages import Reason, Stage
 from stagetrace_analyzer.dataset import TABLES
+from stagetrace_vllm.http import PATHS
+from stagetrace_vllm.proof import UNPROVED
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -107,6 +109,12 @@ def test_table_of_stages_is_the_stage_model():
     assert [(row[0], row[1]) for row in table] == [(stage.value, stage.kind.value) for stage in Stage]
 
 
+def test_traced_paths():
+    """The page names every path whose requests are traced, and no other."""
+    table = rows(read("docs/stages.md"), "| requests | paths |")
+    assert sorted(re.findall(r"/[\w/]+", " ".join(row[1] for row in table))) == sorted(PATHS)
+
+
 def test_table_of_reasons_is_the_stage_model():
     """The page names every reason, in order."""
     table = rows(read("docs/stages.md"), "| reason | meaning |")
@@ -172,3 +180,8 @@ def test_settings_in_the_documentation_exist():
     named = {name for page in PAGES for name in re.findall(r"STAGETRACE_[A-Z_]+", read(page))}
     assert named
     assert {name for name in named if f'"{name}"' not in sources} == set()
+
+
+def test_what_is_not_proved_is_said():
+    """The page of proofs names every stage and reason that no live test has reached, as the doctor does."""
+    assert rows(read("docs/injection.md"), "| what | why |") == [[str(w), why] for w, why in UNPROVED.items()]

@@ -21,11 +21,13 @@ def pytest_collection_modifyitems(items):
 
 
 class LiveServer:
-    """A running server, its spool, and where it fetches images."""
+    """A running server, its process, its spool, and where it fetches images."""
 
-    def __init__(self, url, spool, media, visible):
-        self.url, self.spool, self.media = url, spool, media
-        self.visible = visible
+    def __init__(self, process, spool, media):
+        self.process, self.url = process, process.url
+        self.spool, self.media = spool, media
+        self.visible = asyncio.run(visible_text(self.url, media))
+        self.may_end = False
 
     def read(self):
         """All that has been recorded until now."""
@@ -84,8 +86,10 @@ def start_server(tmp_path_factory):
             VllmServer(model, log, spool=spool, arguments=arguments, environment=environment) as server,
         ):
             server.wait_ready()
-            yield LiveServer(server.url, spool, media, asyncio.run(visible_text(server.url, media)))
-            server.check_alive()
+            live = LiveServer(server, spool, media)
+            yield live
+            if not live.may_end:
+                server.check_alive()
 
     return start
 

@@ -47,7 +47,7 @@ ASYNC = {
 
 def call(hook, function, recorder):
     """Call a wrapper with hostile arguments, for as many parameters as it is known to have, in a request's name."""
-    token = current_request.set(TracedRequest(1))
+    token = current_request.set(TracedRequest(1, "/v1/completions"))
     try:
         arguments = [original if name == "fn" else Hostile() for name in hook.parameters]
         result = hook.make(function, recorder)(*arguments)

@@ -9,7 +9,7 @@ import pytest
 
 from stagetrace import Outcome, Recorder, read_spool
 from stagetrace_vllm.delivery import Delivery
-from stagetrace_vllm.http import TracedApplication
+from stagetrace_vllm.http import TracedApplication, current_request
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -91,32 +91,57 @@ def output(*tokens, index=0):
 def test_tokens_are_counted_where_chunks_are_not(tmp_path):
     """A chunk belongs to the first token taken for it, however many were swallowed before or merged after."""
     delivery, queue = Delivery(), Queue()
-    delivery.watch(queue, Recorder(tmp_path))
+    delivery.watch(queue, 0, Recorder(tmp_path))
     for token in range(3):
         queue.put(output(token))
         assert queue.get_nowait() is not None
     assert queue.get_nowait() is None
-    assert delivery.taken == (0, 2)
+    assert delivery.first(None) == (0, 2)
     queue.put(output(3))
     queue.put(output(4))
     asyncio.run(queue.get())
-    assert delivery.taken == (0, 3)
+    assert delivery.first(None) == (0, 3)
     queue.put(output(5, 6, 7, 8))
     queue.get_nowait()
-    assert delivery.taken == (0, 8)
+    assert delivery.first(None) == (0, 8)
     delivery.release()
     assert vars(queue) == {"waiting": None}
 
 
 def test_choices_are_told_apart(tmp_path):
-    """With several answers the chunk belongs to the one whose token came first."""
+    """With several answers the chunk says whose it is; if not, it belongs to the one whose token came first."""
     delivery, queue = Delivery(), Queue()
-    delivery.watch(queue, Recorder(tmp_path))
-    delivery.watch(queue, Recorder(tmp_path))
+    delivery.watch(queue, 0, Recorder(tmp_path))
+    delivery.watch(queue, 0, Recorder(tmp_path))
     queue.put(output(1, index=1))
     queue.put(output(1, index=0))
+    queue.put(output(1, index=0))
     queue.get_nowait()
-    assert delivery.taken == (1, 0)
+    assert delivery.first(None) == (1, 0)
+    assert delivery.first(0) == (0, 0)
+    queue.put(output(1, index=0))
+    queue.get_nowait()
+    assert delivery.first(1) == (1, 0)
+    assert delivery.first(0) == (0, 2)
+    assert delivery.first(7) == (0, 2)
+
+
+def test_prompts_are_told_apart(tmp_path):
+    """Each prompt has a queue of its own; its answers are counted on from those to the prompts before."""
+    delivery, queues = Delivery(), [Queue(), Queue()]
+    for prompt, queue in enumerate(queues):
+        delivery.watch(queue, 2 * prompt, Recorder(tmp_path))
+    queues[0].put(output(1, index=1))
+    queues[1].put(output(1, index=0))
+    queues[1].put(output(1, index=1))
+    for queue in queues:
+        queue.get_nowait()
+    assert [delivery.first(choice) for choice in (None, 1, 2, 3)] == [(2, 0), (1, 0), (2, 0), (3, 0)]
+    delivery.release()
+    assert [vars(queue) for queue in queues] == [{"waiting": None}] * 2
+    late = Queue()
+    delivery.watch(late, 4, Recorder(tmp_path))
+    assert vars(late) == {"waiting": None}
 
 
 def test_answer_in_one_piece(tmp_path):
@@ -157,7 +182,7 @@ def test_application_that_raises_raises_to_the_host(tmp_path):
 
 
 def test_cancelled_application(tmp_path):
-    """A cancelled task is a cancelled request."""
+    """A task that the server cancels, as it does when it ends, is a lost request: its client is still there."""
 
     async def application(_scope, _receive, _send):
         raise asyncio.CancelledError
@@ -165,7 +190,7 @@ def test_cancelled_application(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         run(tmp_path, application)
     (request,) = read_spool(tmp_path / "spool").requests
-    assert request.outcome is Outcome.CANCELLED
+    assert request.outcome is Outcome.LOST
 
 
 def test_disconnect_before_the_last_byte(tmp_path):
@@ -180,6 +205,60 @@ def test_disconnect_before_the_last_byte(tmp_path):
     _, (request,) = run(tmp_path, application)
     assert request.outcome is Outcome.CANCELLED
     assert request.first_useful is not None
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_answer_to_nobody(tmp_path, status):
+    """What is sent when the client has left is no answer: no status, no useful byte, no last one, no error."""
+
+    async def application(_scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"null"})
+
+    sent, (request,) = run(tmp_path, application)
+    assert len(sent) == 2
+    assert (request.outcome, request.facts) == (Outcome.CANCELLED, {})
+    assert (request.first_useful, request.last_byte) == (None, None)
+
+
+NAMED = b'data: {"id":"cmpl-1","choices":[{"index":3,"text":"a"}]}\n\n'
+
+
+def test_chunk_says_which_answer_it_is_of(tmp_path):
+    """A chunk names its answer; the tokens before it are that answer's."""
+
+    async def application(scope, receive, send):
+        queue = Queue()
+        current_request.get().delivery.watch(queue, 2, Recorder(tmp_path / "other"))
+        queue.put(output(1, 2, index=1))
+        queue.put(output(1, index=0))
+        queue.get_nowait()
+        await answering(EMPTY, NAMED, b"", headers=SSE)(scope, receive, send)
+
+    _, (request,) = run(tmp_path, application, path="/v1/completions")
+    assert (request.choice, request.tokens_before) == (3, 1)
+
+
+CREATED = (
+    b'event: response.created\ndata: {"response":{"instructions":"i","tools":[{"name":"n"}],"text":"t"}}\n\n'
+)
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
+MESSAGE_START = b'event: message_start\ndata: {"message":{"id":"m","content":[],"role":"assistant"}}\n\n'
+THOUGHT = b'event: content_block_delta\ndata: {"delta":{"type":"thinking_delta","thinking":"a"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "useful"),
+    [("/v1/responses", CREATED, DELTA), ("/v1/messages", MESSAGE_START, THOUGHT)],
+)
+def test_first_useful_event_of_other_streams(tmp_path, path, first, useful):
+    """What an event repeats of the request is not useful, whatever it holds."""
+    _, (request,) = run(tmp_path, answering(first, useful, b"", headers=SSE), path=path)
+    assert request.first_useful is not None
+    _, requests = run(tmp_path / "without", answering(first, b"", headers=SSE), path=path)
+    assert requests[0].first_useful is None
 
 
 def test_other_paths_are_left_alone(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from stagetrace import Recorder, read_spool
+from stagetrace.recorder import OFF_FILE
 from stagetrace.records import RecordKind
 from stagetrace.spool import is_spool
 from stagetrace_vllm import lag
@@ -117,6 +118,28 @@ def test_untraced_request_starts_no_sampler(tmp_path):
 
     scope = {"type": "http", "method": "GET", "path": "/health", "headers": []}
     asyncio.run(TracedApplication(application, Recorder(tmp_path))(scope, None, None))
+
+
+def test_sampler_looks_for_the_switch(tmp_path, monkeypatch):
+    """While requests are in flight, and when one comes after none, a server notices that it is switched off."""
+    monkeypatch.setattr("stagetrace.recorder.LOOK_NS", 50_000_000)
+    recorder = Recorder(tmp_path)
+
+    async def switched():
+        sampler = LagSampler(recorder)
+        sampler.enter()
+        recorder.record(RecordKind.RECEIVED, 1)
+        (tmp_path / OFF_FILE).touch()
+        await asyncio.sleep(0.3)
+        assert recorder.stopped
+        sampler.leave()
+        sampler._runs = False
+        (tmp_path / OFF_FILE).unlink()
+        await asyncio.sleep(0.1)
+        sampler.enter()
+        assert not recorder.stopped
+
+    asyncio.run(switched())
 
 
 def test_kind_belongs_to_the_api_server():

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from stagetrace.records import JobKind
-from stagetrace_vllm.reading import job_kind, media_format, media_size, scheme_and_host
+from stagetrace_vllm.reading import answer_id, job_kind, media_format, media_size, scheme_and_host
 
 
 def _tokenize_prompt():
@@ -44,6 +44,21 @@ def test_hops_to_the_media_cache_are_not_recorded():
 def test_of_a_url_only_scheme_and_host_are_kept(url, expected):
     """Paths, queries and passwords stay out."""
     assert scheme_and_host(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("identifier", "numbering", "expected"),
+    [
+        ("chatcmpl-1-0", "", "chatcmpl-1-0"),
+        ("cmpl-1-0", "-0", "cmpl-1"),
+        ("resp_1_0", "_0", "resp_1"),
+        ("cmpl-1-8d21dea58ef1d54f-beam-0", "-0", "cmpl-1"),
+        ("late-interaction-8d21dea58ef1d54f-query-0", "-0", None),
+    ],
+)
+def test_id_in_the_answer(identifier, numbering, expected):
+    """The engine's ids of the parts of an answer are made of the answer's, with few exceptions."""
+    assert answer_id(identifier, numbering) == expected
 
 
 def test_media_facts():

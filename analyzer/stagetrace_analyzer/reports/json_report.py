@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Analysis,
         ClassReport,
         DominantWait,
+        OwnCost,
         Quantile,
         Quantiles,
         StageTime,
@@ -45,7 +46,10 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "joins": dict(analysis.joins),
         "partition_mismatches": dict(analysis.partition_mismatches),
         "ingest": dataclasses.asdict(analysis.ingest)
-        | {"checks": [dataclasses.asdict(check) for check in analysis.ingest.checks]},
+        | {
+            "own_cost": [_own_cost(cost) for cost in analysis.ingest.own_cost],
+            "checks": [dataclasses.asdict(check) for check in analysis.ingest.checks],
+        },
     }
 
 
@@ -69,6 +73,10 @@ def _class(report: ClassReport) -> dict[str, Any]:
         "stages": [_stage(time) for time in report.stages],
         "media": None if report.media is None else dataclasses.asdict(report.media),
     }
+
+
+def _own_cost(cost: OwnCost) -> dict[str, Any]:
+    return {"process": cost.process, "us_per_step": cost.ns_per_step / 1000, "share": cost.share}
 
 
 def _quantiles(quantiles: Quantiles) -> dict[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Check,
         ClassReport,
         DominantWait,
+        Ingest,
         Quantile,
         Quantiles,
         StageTime,
@@ -39,6 +40,7 @@ UNATTRIBUTED_GOAL: Final = 0.02
 
 _NS_PER_MS: Final = 1_000_000
 _SMALLEST: Final = 0.05
+_STOPS_TOLD: Final = 4
 _LABEL_WIDTH: Final = 32
 _NO_VALUE: Final = "-"
 
@@ -185,10 +187,29 @@ def _quality(analysis: Analysis) -> Table:
     table.add_row("joined", _counts(analysis.joins))
     table.add_row("records", f"{ingest.records:,} read, {ingest.dropped:,} dropped, {ingest.faults:,} faults")
     table.add_row("set aside", _counts(ingest.set_aside))
+    for label, text in _switches(ingest):
+        table.add_row(label, text)
     table.add_row("reconciled", _reconciled(ingest.checks))
     if ingest.hooks_off:
         table.add_row("hooks off", _counts(ingest.hooks_off))
     return table
+
+
+def _switches(ingest: Ingest) -> Iterator[tuple[str, str]]:
+    """Say what was not recorded on purpose, or is no longer there, and what recording has cost."""
+    if ingest.not_sampled:
+        yield "not sampled", f"{ingest.not_sampled:,} requests"
+    if ingest.removed["segments"]:
+        size = ingest.removed["bytes"] / 1e6
+        yield "removed", f"{ingest.removed['segments']:,} old segments ({size:,.1f} MB) to make room"
+    if ingest.stopped:
+        told = "; ".join(_clean(text) for text in ingest.stopped[:_STOPS_TOLD])
+        more = len(ingest.stopped) - _STOPS_TOLD
+        yield "stopped", told + (f"; and {more:,} more" if more > 0 else "")
+    for cost in ingest.own_cost:
+        share = _percent(cost.share)
+        process = " ".join(_clean(cost.process).split(" ")[:2])
+        yield "own cost", f"{cost.ns_per_step / 1000:.1f} us a step, {share} % of {process}'s time with steps"
 
 
 def _unattributed(reports: Sequence[ClassReport]) -> str:

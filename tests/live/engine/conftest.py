@@ -11,6 +11,7 @@ import warnings
 from concurrent.futures import Future
 
 import pytest
+from transfers import Transfers, connector_classes
 
 from stagetrace import Recorder, partition, read_spool
 from stagetrace.records import RecordKind
@@ -19,6 +20,12 @@ from stagetrace.testing import MS, check_partition, summarize
 BASE_MS = 10
 ITEM_MS = 100
 """A step takes 10 ms, and 100 ms more for each media item that is encoded in it."""
+
+DRAFTS = 2
+"""Tokens drafted for every request, where drafts are used; all of them are taken."""
+
+POLL_MS = 1
+"""What the engine lets pass before it looks again at a queue from which it could take nobody."""
 
 
 class Clock:
@@ -55,16 +62,16 @@ def make_executor_class(clock, script):
     import torch
     from vllm.v1.executor.abstract import Executor
     from vllm.v1.kv_cache_interface import FullAttentionSpec
-    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
     from vllm.v1.worker.worker_base import CompilationTimes
 
+    attention = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32)
     answers = {
-        "get_kv_cache_spec": lambda: {
-            "layer": FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32)
-        },
+        "get_kv_cache_spec": lambda: {} if script.encodes_only else {"layer": attention},
         "get_supported_kv_cache_layouts": lambda: ["NHD"],
         "determine_available_memory": lambda: 1 << 26,
         "compile_or_warm_up_model": lambda: CompilationTimes(0, 0),
+        "_measure_on_worker": lambda: {"image": 64},  # width of an embedding
     }
 
     class ScriptedExecutor(Executor):
@@ -75,7 +82,8 @@ def make_executor_class(clock, script):
             pass
 
         def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
-            return [answers[method]() if method in answers else None]
+            name = method if isinstance(method, str) else method.__name__
+            return [answers[name]() if name in answers else None]
 
         def execute_model(self, scheduler_output, non_block=False):
             items = sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
@@ -89,6 +97,15 @@ def make_executor_class(clock, script):
         def sample_tokens(self, grammar_output, non_block=False):
             return self._output if non_block else self._output.result()
 
+        def take_draft_token_ids(self):
+            output = self._output.result()
+            drafted = [
+                name
+                for name, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True)
+                if sampled
+            ]
+            return DraftTokenIds(drafted, [[7] * DRAFTS for _ in drafted])
+
         def _answer(self, scheduler_output):
             for new in scheduler_output.scheduled_new_reqs:
                 self._done[new.req_id] = (new.num_computed_tokens, len(new.prompt_token_ids))
@@ -99,9 +116,17 @@ def make_executor_class(clock, script):
             sampled = []
             for name in names:
                 computed, known = self._done[name]
-                sampled.append([7] if computed + scheduler_output.num_scheduled_tokens[name] >= known else [])
+                drafts = scheduler_output.scheduled_spec_decode_tokens.get(name, ())
+                done = computed + scheduler_output.num_scheduled_tokens[name] >= known
+                sampled.append([7] * (1 + len(drafts)) if done and not script.encodes_only else [])
             places = {name: place for place, name in enumerate(names)}
-            return ModelRunnerOutput(req_ids=names, req_id_to_index=places, sampled_token_ids=sampled)
+            ended, failed = script.transfers.loaded(self._free_at)
+            return ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index=places,
+                sampled_token_ids=sampled,
+                kv_connector_output=KVConnectorOutput(finished_recving=ended, failed_recving=failed),
+            )
 
     return ScriptedExecutor
 
@@ -109,7 +134,7 @@ def make_executor_class(clock, script):
 class Driver:
     """One engine core, driven step by step."""
 
-    def __init__(self, folder, model, clock, **options):
+    def __init__(self, folder, model, clock, transfers, **options):
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.core import EngineCore
 
@@ -117,14 +142,6 @@ class Driver:
         from stagetrace_vllm.worker import wrap_execute_mm_encoder, wrap_execute_model
         from stagetrace_vllm.wrapping import Installation
 
-        self.folder, self.clock = folder, clock
-        self.recorder = Recorder(folder)
-        self.installation = Installation(self.recorder, HOOKS)
-        for name in ("vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
-            self.installation.install(importlib.import_module(name))
-        self._encode = wrap_execute_mm_encoder(self._run_encoder, self.recorder)
-        self._execute = wrap_execute_model(self._run_model, self.recorder)
-        self._during, self._numbers, self._span = [], {}, (0, 0)
         after = options.pop("after", lambda config: None)
         defaults = {
             "max_model_len": 2048,
@@ -141,6 +158,15 @@ class Driver:
             **(defaults | options),
         ).create_engine_config()
         after(config)
+        self.encodes_only = config.is_mm_encoder_only
+        self.folder, self.clock, self.transfers = folder, clock, transfers
+        self.recorder = Recorder(folder)
+        self.installation = Installation(self.recorder, HOOKS)
+        for name in ("vllm.v1.engine.core", "vllm.v1.core.sched.scheduler"):
+            self.installation.install(importlib.import_module(name))
+        self._encode = wrap_execute_mm_encoder(self._run_encoder, self.recorder)
+        self._execute = wrap_execute_model(self._run_model, self.recorder)
+        self._during, self._numbers, self._span = [], {}, (0, 0)
         self.core = EngineCore(config, make_executor_class(clock, self), log_stats=False)
         self.scheduler = self.core.scheduler
 
@@ -171,8 +197,10 @@ class Driver:
         """Let something happen so many milliseconds from now, while a step runs."""
         self._during.append((self.clock.now + round(milliseconds * MS), what))
 
-    def request(self, name, tokens=30, *, outputs=1, images=(), held_only=False, lora=None, **sampling):
-        """Give the engine a request; ``images`` are (offset, tokens, identifier)."""
+    def request(
+        self, name, tokens=30, *, outputs=1, images=(), data=None, held_only=False, lora=None, **sampling
+    ):
+        """Give the engine a request; ``images`` are (offset, tokens, identifier), with the same data each."""
         from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
@@ -182,7 +210,7 @@ class Driver:
         self.recorder.record_at(self.clock.now, RecordKind.ENGINE_REQUEST, number, self.recorder.define(name))
         features = [
             MultiModalFeatureSpec(
-                data=None,
+                data=data,
                 modality="image",
                 identifier=identifier,
                 mm_position=PlaceholderRange(offset, length),
@@ -208,9 +236,12 @@ class Driver:
         return held
 
     def step(self, count=1):
-        """Run steps of the engine."""
+        """Run steps of the engine; like the engine's own loop, pause for a moment when one ran no model."""
         for _ in range(count):
-            self.core.step_fn()
+            _, executed = self.core.step_fn()
+            self.core.post_step(executed)
+            if not executed and self.scheduler.has_requests():
+                self.clock.advance(POLL_MS)
 
     def drain(self):
         """Step until nothing is left."""
@@ -265,7 +296,10 @@ def drive(tiny_model, tmp_path, monkeypatch):
             clock = Clock()
             for target in ("stagetrace.recorder.monotonic_ns", "stagetrace_vllm.engine.monotonic_ns"):
                 monkeypatch.setattr(target, clock)
-            drivers.append(Driver(tmp_path / str(len(drivers)), tiny_model, clock, **options))
+            transfers = Transfers(clock)
+            for registry, connector in connector_classes(transfers):
+                monkeypatch.setitem(registry, "Scripted", lambda connector=connector: connector)
+            drivers.append(Driver(tmp_path / str(len(drivers)), tiny_model, clock, transfers, **options))
             return drivers[-1]
 
         yield make

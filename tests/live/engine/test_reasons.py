@@ -6,6 +6,8 @@ import pickle
 import threading
 import time
 
+from engines import one_image_a_step, one_image_in_the_cache, whole_images
+
 
 def test_alone(drive):
     """A request alone is prefill and decode, and nothing else."""
@@ -89,21 +91,9 @@ def test_nobody_is_taken_in_a_step_that_preempts(drive):
     assert set(reasons) <= {"preempting", "kv"}
 
 
-def small_encoder(config):
-    """An encoder budget and cache of 250 embeddings: one image of 200, not two."""
-    config.scheduler_config.max_num_encoder_input_tokens = 250
-    config.scheduler_config.encoder_cache_size = 600
-
-
-def small_cache(config):
-    """Room for one image of 200 embeddings in the encoder cache, and budget for more."""
-    config.scheduler_config.max_num_encoder_input_tokens = 600
-    config.scheduler_config.encoder_cache_size = 250
-
-
 def test_encoder_budget(drive):
     """The second image waits for the encoder's budget; text behind it waits with it, but not for encoding."""
-    engine = drive(after=small_encoder)
+    engine = drive(after=one_image_a_step)
     engine.request("one", 205, images=[(0, 200, "x")])
     engine.request("two", 205, images=[(0, 200, "y")])
     engine.request("text", 30)
@@ -116,22 +106,18 @@ def test_encoder_budget(drive):
 
 def test_encoder_cache(drive):
     """An image that finds the encoder's cache full of another one in use waits for the cache."""
-    engine = drive(after=small_cache, max_num_batched_tokens=128)
+    engine = drive(after=one_image_in_the_cache, max_num_batched_tokens=128)
     engine.request("one", 205, images=[(0, 200, "x")])
     engine.step()
     engine.request("two", 205, images=[(0, 200, "y")])
     engine.drain()
-    first, *_ = [interval for interval in engine.parts("two").completion if interval.reason]
-    assert (first.stage.value, first.reason) in {
-        ("encode.wait", "encoder_cache"),
-        ("prefill.wait", "tokens"),
-    }
-    assert "encode.wait(encoder_cache)" in dict(engine.partition("two"))
+    assert engine.partition("one") == [("encode", 100), ("prefill", 20)]
+    assert engine.partition("two") == [("encode.wait(encoder_cache)", 10), ("encode", 100), ("prefill", 20)]
 
 
 def test_second_image_refused_while_running(drive):
-    """Text and first image, then the second image waits for the budget, then it is encoded."""
-    engine = drive(after=small_encoder, max_num_batched_tokens=512)
+    """A step holds the text up to the second image, which the encoder takes in the next one: nobody waits."""
+    engine = drive(after=one_image_a_step)
     engine.request("other", 205, images=[(0, 200, "z")])
     engine.request("two", 450, images=[(20, 200, "x"), (230, 200, "y")])
     engine.drain()
@@ -142,6 +128,65 @@ def test_second_image_refused_while_running(drive):
         ("encode", 100),
         ("prefill", 10),
     ]
+
+
+def test_image_refused_behind_its_text(drive):
+    """Text up to an image is computed; the image then waits for the encoder that others use, seat or not."""
+    engine = drive(after=one_image_a_step)
+    engine.request("three", 605, images=[(0, 200, "x"), (200, 200, "y"), (400, 200, "z")])
+    engine.request("text first", 260, images=[(50, 200, "w")])
+    engine.request("text", outputs=4)
+    engine.drain()
+    assert engine.partition("three") == [("encode", 100), ("prefill", 10)] * 3
+    assert engine.partition("text first") == [
+        ("prefill", 110),
+        ("encode.wait(encoder_budget)", 220),
+        ("encode", 100),
+        ("prefill", 10),
+    ]
+    assert engine.partition("text") == [("prefill", 110), ("decode", 330)]
+
+
+def test_image_refused_behind_its_text_for_want_of_cache(drive):
+    """Text up to an image is computed; the image then waits until another one is no longer in use."""
+    engine = drive(after=one_image_in_the_cache, long_prefill_token_threshold=64)
+    engine.request("one", 205, images=[(0, 200, "x")])
+    engine.request("two", 260, images=[(50, 200, "y")])
+    engine.drain()
+    assert engine.partition("one") == [("encode", 100), ("prefill", 40)]
+    assert engine.partition("two") == [
+        ("prefill", 110),
+        ("encode.wait(encoder_cache)", 30),
+        ("encode", 100),
+        ("prefill", 10),
+    ]
+
+
+def test_chunked_prefill_over_an_image(drive):
+    """An image is encoded in the step of the chunk in which it begins, and in no other."""
+    engine = drive(max_num_batched_tokens=64)
+    engine.request("a", 300, images=[(100, 100, "x")])
+    engine.drain()
+    assert engine.partition("a") == [("prefill", 10), ("encode", 100), ("prefill", 40)]
+
+
+def test_image_that_may_not_be_cut(drive):
+    """Where images may not be cut into chunks, a chunk ends before one that does not fit, and nobody waits."""
+    engine = drive(after=whole_images, long_prefill_token_threshold=128)
+    engine.request("a", 250, images=[(50, 100, "x")])
+    engine.request("text", outputs=8)
+    engine.drain()
+    assert engine.partition("a") == [("prefill", 10), ("encode", 100), ("prefill", 20)]
+
+
+def test_draft_tokens(drive):
+    """With draft tokens a step decodes several tokens, and is decoding all the same."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    engine = drive(speculative_config=drafts)
+    engine.request("a", outputs=7)
+    engine.drain()
+    assert engine.partition("a") == [("prefill", 10), ("decode", 20)]
+    assert [tokens for _, tokens in engine.timeline("a").engine_requests[0].members] == [30, 3]
 
 
 def test_paused(drive):
