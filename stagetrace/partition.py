@@ -148,7 +148,7 @@ def _until_end(request: RequestTimeline, front: _FrontEnd, end: int) -> Iterator
 
 
 def _has_died(engine: EngineRequest, request: RequestTimeline) -> bool:
-    """Whether an engine died with a request: the client was told of an error, and the engine never ended it."""
+    """Whether an engine died with a request: the client was told of an error, the engine never ended it."""
     return request.outcome is Outcome.ERROR and engine.output_finished is None and engine.freed is None
 
 

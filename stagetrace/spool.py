@@ -21,7 +21,11 @@ from stagetrace.process_records import Cost, Media, ProcessRecords
 from stagetrace.reconcile import Check, mark_contradicted, reconcile
 from stagetrace.records import RecordKind
 from stagetrace.segment import SUFFIX, SegmentData, SegmentHeader, read_segment
+from stagetrace.stages import Outcome
 from stagetrace.timeline import EngineRequest, Item, Lag, RequestTimeline, Step, Steps
+
+_BROKEN_OFF: Final = ("error", "abort")
+"""Reasons for which vLLM ends an answer before its end."""
 
 _JUMP_NS: Final = 10_000_000
 """Less is the inaccuracy of reading two clocks at one instant."""
@@ -348,8 +352,18 @@ def _join_engine(reader: ProcessRecords, engines: _Engines, gaps: _Gaps, set_asi
             cuts[request.request_id] = cut
     reader.leave_out(cuts)
     for request in reader.requests.values():
+        _judge(request)
         _add_facts(request)
         _add_media(request, media[request.request_id], set_aside)
+
+
+def _judge(request: RequestTimeline) -> None:
+    """Make an error of an answer that the engine broke off, though it was handed out as a whole one."""
+    reasons = {engine.finish_reason for engine in request.engine_requests}
+    broken_off = next((reason for reason in _BROKEN_OFF if reason in reasons), None)
+    if request.outcome is Outcome.OK and broken_off is not None:
+        request.outcome = Outcome.ERROR
+        request.facts["error_code"] = f"engine_{broken_off}"
 
 
 def _held(found: tuple[ProcessRecords, int]) -> int:

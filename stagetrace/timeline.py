@@ -312,7 +312,7 @@ class RequestTimeline:
         tokens_before: Tokens before it that made nothing useful; None when all comes at once.
         choice: Which of several answers it belongs to.
         last_byte: When the last byte had been handed to the transport.
-        ended: When the application returned.
+        ended: When the application returned, or learned that the client was gone.
         outcome: How it ended; None while it is open.
         jobs: Its jobs, in any order.
         items: Its media items, by index.

@@ -1,8 +1,8 @@
 """What is hooked: one table, readable without vLLM.
 
-Checked against vLLM 0.32.  All hooks are set on classes (or on the one pool
-object of the media connector), never on instances' call chains that vLLM binds
-once, and never on compiled code.
+Known from vLLM 0.32; ``docs/versions.md`` has what other versions have of it.
+All hooks are set on classes (or on the one pool object of the media connector),
+never on instances' call chains that vLLM binds once, and never on compiled code.
 """
 
 from __future__ import annotations

@@ -167,6 +167,23 @@ def test_engine_that_dies_in_a_step(tmp_path, later):
         ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("length", (Outcome.OK, None)), ("abort", (Outcome.ERROR, "engine_abort"))],
+)
+def test_answer_that_the_engine_broke_off_is_an_error(tmp_path, reason, told):
+    """It is handed out as a whole one, and only its finish reason says that it is not."""
+    server = Server(tmp_path)
+    key = server.request(1, "one")
+    server.step(1, 6, 10, [(key, 30)])
+    server.answer(1, "one", key, 10)
+    text = server.api.define("one")
+    server.api.record_at(11 * MS, RecordKind.OUTPUT_FINISHED, 1, text, server.api.intern(reason))
+    (request,) = read_spool(tmp_path).requests
+    assert (request.outcome, request.facts.get("error_code")) == told
+    check_partition(request, partition(request))
+
+
 def test_request_of_a_dead_server_is_lost(tmp_path):
     """A request without an end is open while its server lives, and lost when it does not."""
     server = Server(tmp_path)

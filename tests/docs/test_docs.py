@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from stagetrace.cli import main
-from stagetrace.stages import Reason, Stage
+from stagetrace.stages import Outcome, Reason, Stage
 from stagetrace_analyzer.dataset import TABLES
 from stagetrace_vllm.http import PATHS
 from stagetrace_vllm.proof import UNPROVED
@@ -119,6 +119,15 @@ def test_table_of_reasons_is_the_stage_model():
     """The page names every reason, in order."""
     table = rows(read("docs/stages.md"), "| reason | meaning |")
     assert [row[0] for row in table] == [reason.value for reason in Reason]
+
+
+def test_table_of_outcomes_is_the_stage_model():
+    """The page names every outcome, in order, and the tables of ends use no other outcome and no other stage."""
+    page = read("docs/ends.md")
+    assert [row[0] for row in rows(page, "| outcome | meaning |")] == [outcome.value for outcome in Outcome]
+    ends = rows(page, "| what was done |")
+    assert {row[1] for row in ends} == {outcome.value for outcome in Outcome}
+    assert set(re.findall(r"[\w.]+", " ".join(row[3] for row in ends))) <= {stage.value for stage in Stage}
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -18,6 +18,7 @@ from stagetrace_vllm.frontend import (
     wrap_get_response,
     wrap_load_from_url,
     wrap_load_from_url_async,
+    wrap_streaming_error,
     wrap_submit,
 )
 from stagetrace_vllm.http import TracedApplication
@@ -202,3 +203,29 @@ def test_hits_for_items_that_were_loaded_before_all_prompts(tmp_path):
 
     request = run(tmp_path, application)
     assert [request.items[index].facts["processor_cache"] for index in range(3)] == ["miss", "hit", "miss"]
+
+
+@pytest.mark.parametrize(
+    ("told", "kwargs", "code"),
+    [
+        (FileNotFoundError("/secret"), {}, "FileNotFoundError"),
+        ("secret", {"err_type": "InternalServerError"}, "InternalServerError"),
+        ("secret", {}, "streaming_error"),
+    ],
+)
+def test_error_in_a_stream_has_a_code_and_never_a_text(tmp_path, told, kwargs, code):
+    """The code is the exception's class, or the type that vLLM gives a text."""
+
+    def create_streaming_error_response(_self, message, **_kwargs):
+        return message
+
+    answers = []
+
+    async def application(recorder, _submit):
+        hooked = wrap_streaming_error(create_streaming_error_response, recorder)
+        answers.append(hooked(None, told, **kwargs))
+
+    request = run(tmp_path, application, path="/v1/chat/completions")
+    assert answers == [told]
+    assert request.facts["error_code"] == code
+    assert all(b"secret" not in path.read_bytes() for path in tmp_path.iterdir())
