@@ -313,7 +313,9 @@ def test_client_that_goes_away_is_cancelled(live_server):
     assert request.outcome is Outcome.CANCELLED
     parts = partition(request)
     check_partition(request, parts)
-    assert parts.completion[-1].stage in {Stage.DECODE, Stage.RESPOND}
+    # Between the last step and the news of the client there may be an instant that nobody recorded.
+    stages = [interval.stage for interval in parts.completion if interval.duration > 1e6]
+    assert stages[-1] in {Stage.DECODE, Stage.RESPOND}
 
 
 def test_nothing_was_lost_or_set_aside(live_server, mixture):

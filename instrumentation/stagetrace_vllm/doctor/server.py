@@ -111,10 +111,7 @@ def _hooks() -> Iterator[Remark]:
     yield Remark("hooks", level, f"{known} of {len(findings)} hooks are as known")
     for finding in findings:
         if finding.state is not State.PRESENT:
-            hook = finding.hook
-            state = finding.state.replace("_", " ")
-            yield Remark(
-                "hooks",
-                Level.PROBLEM,
-                f"off: {hook.name}: {state}, {finding.detail}; unknown: {finding.loses}",
-            )
+            what = "records less" if finding.state is State.PARTLY else "off"
+            why = f"{finding.state.replace('_', ' ')}, {finding.detail}"
+            text = f"{what}: {finding.hook.name}: {why}; unknown: {finding.loses}"
+            yield Remark("hooks", Level.PROBLEM, text)

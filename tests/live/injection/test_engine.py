@@ -30,7 +30,7 @@ def engine(demo_model, start_server):
         "--block-size=32",
         "--num-gpu-blocks-override=129",
         "--max-model-len=4096",
-        '--limit-mm-per-prompt={"image":16,"video":0}',
+        '--limit-mm-per-prompt={"image":14,"video":0}',
         "--trust-request-chat-template",
     ) as server:
         yield server
@@ -81,18 +81,18 @@ def test_taken_seats(engine, find, victim):
 
 
 def test_used_up_tokens(engine, find):
-    """Behind somebody else's long prompt a short one waits for tokens."""
+    """Behind two long prompts of somebody else a short one waits for tokens."""
 
     async def scene(client):
         await client.send("undelayed", body(words(20)))
-        other = asyncio.create_task(client.send("other", body(words(3900))))
-        await client.seated(1)
+        others = [asyncio.create_task(client.send("other", body(words(3900)))) for _ in range(2)]
+        await client.queued(1)
         await client.send("delayed", body(words(20)))
-        await other
+        await asyncio.gather(*others)
 
-    client, requests = play(engine, "long prompt", scene)
+    client, requests = play(engine, "long prompts", scene)
     find(
-        "long prompt",
+        "long prompts",
         Stage.PREFILL_WAIT,
         client.injected_ms,
         requests["delayed"],
@@ -155,7 +155,7 @@ def test_preemption(engine, find):
 
 def test_used_up_encoder_budget(engine, find):
     """Behind somebody else's images, one of which is encoded a step, an image waits for the encoder's budget."""
-    image, many = small_image(), [small_image() for _ in range(16)]
+    image, many = small_image(), [small_image() for _ in range(14)]
     request = body(image, TEXT, chat_template=NOTHING_BETWEEN)
     # Two short steps of text, in the first of which the image comes, and then an image a step.
     other_request = body(words(520), *many, TEXT, chat_template=NOTHING_BETWEEN)
@@ -182,10 +182,10 @@ def test_used_up_encoder_budget(engine, find):
     )
 
 
-def slow_grammar():
-    """A JSON schema that takes over a second to compile."""
+def slow_grammar(name):
+    """A JSON schema with properties of a name, which takes over a second to compile."""
     pattern = {
-        f"q{number}": {"type": "string", "pattern": f"^[a-z]{{{number + 1},{number + 40}}}$"}
+        f"{name}{number}": {"type": "string", "pattern": f"^[a-z]{{{number + 1},{number + 40}}}$"}
         for number in range(20)
     }
     items = {"type": "array", "items": {"type": "object", "properties": pattern}}
@@ -197,11 +197,10 @@ def test_slow_grammar(engine, find):
     """A grammar that compiles slowly is a wait for it, once; the second time it is there."""
 
     async def scene(client):
-        await client.send(
-            "first", body(TEXT, response_format={"type": "json_object"}, allowed_token_ids=None)
-        )
-        for label in ("delayed", "undelayed"):
-            await client.send(label, body(TEXT, response_format=slow_grammar(), allowed_token_ids=None))
+        # The first one of all takes longer than any other.
+        for label, name in (("first", "p"), ("delayed", "q"), ("undelayed", "q")):
+            request = body(TEXT, response_format=slow_grammar(name), allowed_token_ids=None)
+            await client.send(label, request)
 
     client, requests = play(engine, "slow grammar", scene)
     find(
