@@ -141,7 +141,11 @@ def test_processes_that_have_not_recorded(examine, tmp_path):
     code, said = examine(tmp_path)
     assert code == 3
     assert "recorded: hook off in 1 processes: vllm.somewhere:Class.method" in said["problem"]
-    assert "recorded: no api process has recorded: everything before the engine is unknown" in said["problem"]
+    for role, what in (
+        ("api", "what happens before and behind the engine"),
+        ("worker", "the encoder's part of the steps"),
+    ):
+        assert f"recorded: no {role} process has recorded: {what} is unknown" in said["problem"]
     assert not any("no engine process" in problem for problem in said["problem"])
 
 

@@ -18,22 +18,11 @@ from stagetrace.spool import Process, SpoolData, is_spool, read_spool
 from stagetrace_vllm.doctor.remarks import Level, Remark
 
 _GIB: Final = 1 << 30
-_REMOTE: Final = (
-    "nfs",
-    "cifs",
-    "smb",
-    "9p",
-    "ceph",
-    "lustre",
-    "gpfs",
-    "fuse.sshfs",
-    "fuse.gcsfuse",
-    "fuse.s3fs",
-)
-_NEEDED: Final = {
-    "api": "everything before the engine",
+_REMOTE: Final = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "gpfs", "fuse.sshfs", "fuse.gcs", "fuse.s3")
+_LOST_WITHOUT: Final = {
+    "api": "what happens before and behind the engine",
     "engine": "every step, and why requests wait,",
-    "worker": "when a step begins on the device, and its encoder",
+    "worker": "the encoder's part of the steps",
 }
 
 
@@ -126,15 +115,9 @@ def _recorded(level: Level, text: str, hint: str | None = None) -> Remark:
 
 def _processes(data: SpoolData) -> Iterator[Remark]:
     roles = Counter(process.header.role for process in data.processes.values())
-    yield _recorded(
-        Level.OK,
-        f"{data.records:,} records of "
-        + ", ".join(f"{count} {role}" for role, count in sorted(roles.items())),
-    )
-    for role, loses in (
-        ("api", "everything before the engine"),
-        ("engine", "all steps and waits in the engine"),
-    ):
+    counted = ", ".join(f"{count} {role}" for role, count in sorted(roles.items()))
+    yield _recorded(Level.OK, f"{data.records:,} records; processes: {counted}")
+    for role, loses in _LOST_WITHOUT.items():
         if not roles[role]:
             yield _recorded(Level.PROBLEM, f"no {role} process has recorded: {loses} is unknown")
     hooks_off = Counter(hook for process in data.processes.values() for hook in process.hooks_off)
