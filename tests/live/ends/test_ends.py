@@ -623,8 +623,9 @@ def test_server_is_stopped(mortal_server, ended):
             ended(what, mortal_server, found, Outcome.ERROR, stage, **facts)
         elif label in left:
             what = f"server is stopped, client leaves ({label})"
-            # Nobody has recorded how long the engine still worked.
-            ended(what, mortal_server, found, Outcome.CANCELLED, Stage.UNATTRIBUTED)
+            # Nobody has recorded how long the engine still worked, but maybe that it let go of it.
+            finish = found.facts.get("finish_reason")
+            ended(what, mortal_server, found, Outcome.CANCELLED, Stage.UNATTRIBUTED, finish=finish)
         else:
             what = f"server is stopped and killed, client stays ({label})"
-            ended(what, mortal_server, found, Outcome.LOST)
+            ended(what, mortal_server, found, Outcome.LOST, finish=found.facts.get("finish_reason"))
