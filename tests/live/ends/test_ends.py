@@ -625,7 +625,7 @@ def test_server_is_stopped(mortal_server, ended):
         elif label in left:
             what = f"server is stopped, client leaves ({label})"
             # How long the engine still worked is recorded only if it came to let go of it.
-            ended(what, mortal_server, found, Outcome.CANCELLED, ANY, finish=ANY)
+            ended(what, mortal_server, found, Outcome.CANCELLED, Stage.UNATTRIBUTED, finish=ANY)
         else:
             what = f"server is stopped and killed, client stays ({label})"
             ended(what, mortal_server, found, Outcome.LOST, finish=ANY)
