@@ -155,11 +155,12 @@ def _since(request: RequestTimeline, time: int | None) -> int | None:
 
 
 def _ended_stage(request: RequestTimeline, parts: Partition) -> str | None:
-    """Return the last known stage of a request that failed or broke off; telling the client comes after it."""
+    """Return the stage in which a request failed or broke off; that the client was told comes after it."""
     if request.outcome is Outcome.OK:
         return None
-    after = {Stage.UNATTRIBUTED} | ({Stage.RESPOND} if request.outcome is Outcome.ERROR else set())
-    return next((i.stage for i in reversed(parts.completion) if i.stage not in after), None)
+    stages = [interval.stage for interval in parts.completion]
+    told = request.outcome is Outcome.ERROR and stages[-1:] == [Stage.RESPOND]
+    return next(iter(reversed(stages[:-1] if told else stages)), None)
 
 
 def _sum_of(items: Iterable[Item], fact: str) -> int | None:
