@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from stagetrace.records import JobKind
 from stagetrace.stages import Horizon, Kind, Outcome, Reason, Stage
-from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step
+from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step, Steps
 
 
 class Interval(NamedTuple):
@@ -532,6 +532,17 @@ def _slots(engine: EngineRequest, stop: int, *, died: bool) -> Iterator[Interval
             yield states.idle(place, max(begin, added), step.scheduled)
             begin = step.scheduled
         yield from states.slot(place, begin, min(end, stop))
+    yield from _after_the_last_step(states, engine, steps, stop)
+
+
+def _after_the_last_step(
+    states: _States, engine: EngineRequest, steps: Steps, stop: int
+) -> Iterator[Interval]:
+    """Wait from the last step of an engine until it lets go of the request, as when both are stopped."""
+    last = len(steps.steps) - 1
+    end = steps.ends[last] if steps.steps else None
+    if end is not None and engine.freed is not None:
+        yield states.idle(last, max(end, engine.added or end), min(engine.freed, stop))
 
 
 def _waiting_for_step(begin: int, end: int, number: int) -> Interval:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from stagetrace.errors import DataError
-from stagetrace.segment import HEADER_BYTES, SEGMENT_BYTES, SUFFIX, parse_header
+from stagetrace.segment import HEADER_BYTES, NEW_SUFFIX, SEGMENT_BYTES, SUFFIX, parse_header
 
 SPOOL_BYTES: Final = 1 << 30
 """A spool folder takes no more than this, unless it is told otherwise."""
@@ -45,7 +45,7 @@ class _File(NamedTuple):
 
     @property
     def sequence(self) -> tuple[int, str]:
-        number = self.name.rpartition("-")[2]
+        number = self.name.rpartition("-")[2].partition(".")[0]
         return len(number), number
 
 
@@ -81,7 +81,7 @@ def make_room(folder: Path, needed: int, limit: int) -> Room:
 def _files(folder: Path) -> Iterator[_File]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.endswith(SUFFIX):
+            if entry.name.endswith((SUFFIX, NEW_SUFFIX)):
                 try:
                     found = entry.stat(follow_symlinks=False)
                 except OSError:

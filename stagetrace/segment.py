@@ -31,6 +31,9 @@ from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind, 
 
 FORMAT: Final = b"STGTRC02"
 SUFFIX: Final = ".stagetrace"
+NEW_SUFFIX: Final = ".new"
+"""Of a segment that is being made: it may hold nothing yet, and no reader looks at it."""
+
 HEADER_BYTES: Final = 4096
 SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """131,000 records: about ten minutes of a busy engine."""
@@ -133,18 +136,21 @@ class Segment:
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{header.role}-{header.pid}-{header.process}-{header.sequence:06d}{SUFFIX}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Readers must not meet a segment without its header.
+        new = path.with_suffix(NEW_SUFFIX)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _lock(descriptor)
             os.posix_fallocate(descriptor, 0, size)
             # It holds the file open, and with it the lock, until it is let go or the process dies.
             memory = mmap.mmap(descriptor, size)
+            _write_header(memory, header)
+            new.rename(path)
         except OSError:
-            path.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
-        _write_header(memory, header)
         return cls(path, memory, size)
 
     def count(self, dropped: int, faults: int) -> None:

@@ -20,7 +20,7 @@ from stagetrace.meter import WINDOW_NS, CostMeter
 from stagetrace.recorder import FAULT_LIMIT, OFF_FILE
 from stagetrace.records import RECORD_BYTES, RecordKind, StopReason
 from stagetrace.room import make_room, segment_bytes
-from stagetrace.segment import HEADER_BYTES, Segment, read_segment
+from stagetrace.segment import HEADER_BYTES, NEW_SUFFIX, Segment, read_segment
 from stagetrace.spool import segment_paths
 
 RECORDS = 64
@@ -157,7 +157,7 @@ def test_writer_notices_that_its_new_segment_was_taken_for_an_old_one(tmp_path, 
 
     def open_and_lose(path, *arguments):
         descriptor = opened(path, *arguments)
-        if str(path).endswith(".stagetrace") and not recorder.dropped:
+        if str(path).endswith(NEW_SUFFIX) and not recorder.dropped:
             Path(path).unlink()
         return descriptor
 
@@ -167,6 +167,14 @@ def test_writer_notices_that_its_new_segment_was_taken_for_an_old_one(tmp_path, 
     recorder._retry_at = 0
     recorder.record(RecordKind.RECEIVED, 2)
     assert [record[1] for record in read_segment(segment_paths(tmp_path)[0])] == [2]
+
+
+def test_segment_that_was_never_finished_is_removed_too(tmp_path):
+    """A process that is killed while it makes a segment leaves no file for ever."""
+    (tmp_path / f"api-1-abc-000000{NEW_SUFFIX}").write_bytes(bytes(SMALL))
+    recorder = Recorder(tmp_path, SMALL, 3 * SMALL)
+    fill(recorder, 5)
+    assert len(list(tmp_path.iterdir())) == len(segment_paths(tmp_path)) == 3
 
 
 def test_other_files_are_left_alone(tmp_path):

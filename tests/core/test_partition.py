@@ -398,6 +398,22 @@ def test_cancelled_in_the_queue_ends_where_it_was():
     assert parts.ttft == ()
 
 
+def test_given_up_after_the_last_step_was_waiting():
+    """An engine that is stopped lets go of its queue when no step follows any more: until then they waited."""
+    engine = EngineBuilder()
+    engine.step(0, 100, tokens=30, reason=Reason.SEATS)
+    builder = RequestBuilder()
+    builder.engine(engine.steps(), joined=1, held=2, added=3, freed=106, output_finished=107)
+    builder.answered(110)
+    parts = partition(builder.request)
+    check_partition(builder.request, parts)
+    assert summarize(parts.completion)[2:] == [
+        ("prefill.wait(step)", 98),
+        ("prefill.wait(unknown)", 6),
+        ("respond", 4),
+    ]
+
+
 def test_refused_before_the_engine_is_receive_and_respond():
     """A request that fails validation has no engine part."""
     builder = RequestBuilder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import stat
@@ -216,3 +217,19 @@ def test_cut_segment_is_read_to_its_last_whole_record(tmp_path_factory, length):
 def test_record_is_32_bytes():
     """The record's size is part of the format."""
     assert RECORD.size == RECORD_BYTES == 32
+
+
+def test_segment_is_seen_only_with_its_header(tmp_path, monkeypatch):
+    """A reader that looks at the very moment at which a segment is made finds it whole or not at all."""
+    seen = []
+    map_file = mmap.mmap
+
+    def look(descriptor, size):
+        seen.append(segment_paths(tmp_path))
+        return map_file(descriptor, size)
+
+    monkeypatch.setattr(mmap, "mmap", look)
+    recorder = Recorder(tmp_path)
+    recorder.record(RecordKind.RECEIVED, 1)
+    assert seen == [[]]
+    assert read_segment(segment_paths(tmp_path)[0]).header.pid == os.getpid()

@@ -7,6 +7,7 @@ import contextlib
 import time
 
 import pytest
+from pacing import Pace
 
 from stagetrace import read_spool
 from stagetrace.spool import is_spool
@@ -21,11 +22,11 @@ def pytest_collection_modifyitems(items):
 
 
 class LiveServer:
-    """A running server, its process, its spool, and where it fetches images."""
+    """A running server, its process, its spool, where it fetches images, and the pace of its steps."""
 
-    def __init__(self, process, spool, media):
+    def __init__(self, process, spool, media, pace):
         self.process, self.url = process, process.url
-        self.spool, self.media = spool, media
+        self.spool, self.media, self.paced = spool, media, pace.paced
         self.visible = asyncio.run(visible_text(self.url, media))
         self.may_end = False
 
@@ -80,13 +81,19 @@ def start_server(tmp_path_factory):
     @contextlib.contextmanager
     def start(model, *arguments, environment=None):
         folder = tmp_path_factory.mktemp("server")
-        log, spool = folder / "log", folder / "spool"
+        log, spool, pace = folder / "log", folder / "spool", Pace(folder)
         with (
             MediaServer() as media,
-            VllmServer(model, log, spool=spool, arguments=arguments, environment=environment) as server,
+            VllmServer(
+                model,
+                log,
+                spool=spool,
+                arguments=(*pace.arguments, *arguments),
+                environment=pace.environment(environment),
+            ) as server,
         ):
             server.wait_ready()
-            live = LiveServer(server, spool, media)
+            live = LiveServer(server, spool, media, pace)
             yield live
             if not live.may_end:
                 server.check_alive()

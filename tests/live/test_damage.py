@@ -22,6 +22,7 @@ import serve_as_the_command
 from damage import DAMAGE, check_whatever_is_read, damaged, lay_out, mounted, written
 from hypothesis import HealthCheck, given, settings
 from kinds import check_joined, pieces, spent
+from pacing import Pace
 from scenes import Client, body, small_image, words
 
 from stagetrace import Outcome, read_spool
@@ -48,8 +49,9 @@ class Server:
     def __init__(self, model, folder, spool, *arguments, environment=None, front_ends=1):
         from stagetrace_analyzer.demo.server import VllmServer
 
-        environment = {"STAGETRACE_SPOOL_MAX_BYTES": "1M"} | (environment or {})
-        arguments = ("--max-num-seqs=4", *arguments)
+        pace = Pace(folder)
+        environment = pace.environment({"STAGETRACE_SPOOL_MAX_BYTES": "1M"} | (environment or {}))
+        arguments = ("--max-num-seqs=4", *pace.arguments, *arguments)
         if front_ends > 1:
             arguments += (f"--api-server-count={front_ends}",)
         self.vllm = VllmServer(
@@ -58,7 +60,7 @@ class Server:
         if front_ends > 1:
             # The module that serves by itself has only one.
             self.vllm._command[1:3] = [serve_as_the_command.__file__]
-        self.spool, self.visible = spool, {}
+        self.spool, self.visible, self.paced = spool, {}, pace.paced
 
     @property
     def url(self):
@@ -186,14 +188,15 @@ class Load:
         tasks = [asyncio.create_task(self.one_after_the_other()) for _ in range(4)]
         await self._until(lambda: self.answered() >= ANSWERED)
         long = body(words(30), max_tokens=1900, stream=True)
-        tasks += [asyncio.create_task(self.send(label, long)) for label in LONG]
-        await self._until(
-            lambda: all(label in self.seen and len(self.seen[label].content) > 999 for label in LONG)
-        )
-        pid = pid_of()
-        self.killed_at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.gather(*tasks)
+        with self.client.server.paced(5):
+            tasks += [asyncio.create_task(self.send(label, long)) for label in LONG]
+            await self._until(
+                lambda: all(label in self.seen and len(self.seen[label].content) > 999 for label in LONG)
+            )
+            pid = pid_of()
+            self.killed_at = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.gather(*tasks)
         return self
 
 

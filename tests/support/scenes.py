@@ -11,6 +11,7 @@ from collections import Counter
 import aiohttp
 
 from stagetrace.process_records import ProcessRecords
+from stagetrace.records import JobKind
 from stagetrace.segment import read_segment
 from stagetrace.spool import segment_paths
 from stagetrace_analyzer.demo.media import data_url, make_jpeg
@@ -199,6 +200,11 @@ def play(server, phase, scene):
 def working(kind):
     """Whether a job of a kind is being done for a request."""
     return lambda request: any(j.kind is kind and j.started and not j.ended for j in request.jobs)
+
+
+def processed(request):
+    """Whether the processor is done with a request, which goes to the engine next."""
+    return any(j.kind is JobKind.PROCESS and j.ended for j in request.jobs)
 
 
 def fetching(request):

@@ -15,6 +15,9 @@ from stagetrace.spool import segment_paths
 from stagetrace.testing import check_partition
 from stagetrace_analyzer.ingest import ingest_spool
 
+STEP_MS = 5
+"""The least that a step takes, so that an answer lasts while its client leaves or its server is stopped."""
+
 ROWS = pytest.StashKey[list]()
 
 
@@ -128,13 +131,14 @@ def start_narrow(tiny_model, media_folder, start_server):
 @pytest.fixture(scope="session")
 def narrow_server(start_narrow):
     """The server that all requests share which end while it lives."""
-    with start_narrow() as server:
+    with start_narrow() as server, server.paced(STEP_MS):
         yield server
 
 
 @pytest.fixture
 def mortal_server(start_narrow):
     """A server that ends in the test, and answers long enough for that."""
-    with start_narrow("--max-model-len=4096", "--num-gpu-blocks-override=300") as server:
+    longer = ("--max-model-len=4096", "--num-gpu-blocks-override=300")
+    with start_narrow(*longer) as server, server.paced(STEP_MS):
         server.may_end = True
         yield server

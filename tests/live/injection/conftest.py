@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def tiny_model(tmp_path_factory):
 def front_end(tiny_model, media_folder, start_server, tmp_path_factory):
     """A server with one thread for media, long texts, large answers, and a loop that can be blocked."""
     environment = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(MIDDLEWARE), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": str(MIDDLEWARE),
         "VLLM_MEDIA_LOADING_THREAD_COUNT": "1",
         "VLLM_MEDIA_CACHE": str(tmp_path_factory.mktemp("cache")),
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",

@@ -65,9 +65,10 @@ def test_taken_seats(engine, find, victim):
     async def scene(client):
         await client.send("first", body(*content))
         await client.send("undelayed", body(*content))
-        others = [await client.start("other", body(words(20), max_tokens=200)) for _ in range(2)]
-        await client.send("delayed", body(*content))
-        await asyncio.gather(*(other.read for other in others))
+        with engine.paced(20):
+            others = [await client.start("other", body(words(20), max_tokens=200)) for _ in range(2)]
+            await client.send("delayed", body(*content))
+            await asyncio.gather(*(other.read for other in others))
 
     client, requests = play(engine, f"taken seats and {victim}", scene)
     find(
@@ -84,11 +85,12 @@ def test_used_up_tokens(engine, find):
     """Behind two long prompts of somebody else a short one waits for tokens."""
 
     async def scene(client):
-        await client.send("undelayed", body(words(20)))
-        others = [asyncio.create_task(client.send("other", body(words(3900)))) for _ in range(2)]
-        await client.queued(1)
-        await client.send("delayed", body(words(20)))
-        await asyncio.gather(*others)
+        with engine.paced(60):
+            await client.send("undelayed", body(words(20)))
+            others = [asyncio.create_task(client.send("other", body(words(3900)))) for _ in range(2)]
+            await client.queued(1)
+            await client.send("delayed", body(words(20)))
+            await asyncio.gather(*others)
 
     client, requests = play(engine, "long prompts", scene)
     find(
@@ -107,9 +109,10 @@ def test_full_kv_cache(engine, find):
 
     async def scene(client):
         await client.send("undelayed", body(prompt))
-        other = await client.start("other", body(words(3000), max_tokens=150))
-        await client.send("delayed", body(prompt))
-        await other.read
+        with engine.paced(12):
+            other = await client.start("other", body(words(3000), max_tokens=150))
+            await client.send("delayed", body(prompt))
+            await other.read
 
     client, requests = play(engine, "full KV cache", scene)
     find(
@@ -128,11 +131,12 @@ def test_preemption(engine, find):
     request = body(words(1900), max_tokens=300)
 
     async def scene(client):
-        undelayed = await client.start("undelayed", request)
-        await undelayed.read
-        other = await client.start("other", body(words(1900), max_tokens=300))
-        delayed = await client.start("delayed", request)
-        await asyncio.gather(other.read, delayed.read)
+        with engine.paced(8):
+            undelayed = await client.start("undelayed", request)
+            await undelayed.read
+            other = await client.start("other", body(words(1900), max_tokens=300))
+            delayed = await client.start("delayed", request)
+            await asyncio.gather(other.read, delayed.read)
         # It stalls where its longest silence begins, and finds room once the other has ended.
         stalled, _ = delayed.longest_silence()
         waited_ms.append((other.times[-1] - stalled) * 1e3)
@@ -166,10 +170,11 @@ def test_used_up_encoder_budget(engine, find):
         await client.send("first", request)
         await client.send("evicting", body(small_image(), TEXT))
         await client.send("undelayed", request)
-        other = asyncio.create_task(client.send("other", other_request))
-        await client.until("other", submitted(JobKind.PROCESS))
-        await client.send("delayed", request)
-        await other
+        with engine.paced(60):
+            other = asyncio.create_task(client.send("other", other_request))
+            await client.until("other", submitted(JobKind.PROCESS))
+            await client.send("delayed", request)
+            await other
 
     client, requests = play(engine, "used up encoder budget", scene)
     find(
