@@ -83,8 +83,8 @@ def pytest_terminal_summary(terminalreporter, config):
     rows = config.stash.get(ROWS, [])
     if rows:
         terminalreporter.section("ends of requests")
-        for row in sorted(rows, key=lambda row: row[1:]):
-            cells = (cell or "-" for cell in row)
+        lines = ([cell or "-" for cell in row] for row in rows)
+        for cells in sorted(lines, key=lambda cells: cells[1:]):
             terminalreporter.write_line("{:<62}{:<11}{:<22}{:<19}{}".format(*cells))
 
 
