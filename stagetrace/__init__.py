@@ -1,10 +1,24 @@
 """Stage tracing and wait analysis for multimodal LLM serving.
 
-Servers record (:class:`Recorder`), readers join (:func:`read_spool`) and say
+Servers record (:func:`start`, :func:`request`, :func:`stage`), readers join (:func:`read_spool`) and say
 where each request's time went (:func:`partition`).
 """
 
 from stagetrace._version import __version__
+from stagetrace.api import (
+    Facts,
+    ItemFacts,
+    Ticket,
+    carrier,
+    finish,
+    first_output,
+    item,
+    request,
+    resume,
+    stage,
+    start,
+    wait,
+)
 from stagetrace.errors import (
     DataError,
     MissingExtraError,
@@ -20,8 +34,10 @@ from stagetrace.timeline import RequestTimeline
 
 __all__ = [
     "DataError",
+    "Facts",
     "Horizon",
     "Interval",
+    "ItemFacts",
     "Kind",
     "MissingExtraError",
     "Outcome",
@@ -33,9 +49,19 @@ __all__ = [
     "SpoolData",
     "Stage",
     "StagetraceError",
+    "Ticket",
     "UsageError",
     "__version__",
+    "carrier",
+    "finish",
+    "first_output",
     "is_spool",
+    "item",
     "partition",
     "read_spool",
+    "request",
+    "resume",
+    "stage",
+    "start",
+    "wait",
 ]

@@ -13,6 +13,12 @@ SPOOL_BYTES_VARIABLE: Final = "STAGETRACE_SPOOL_MAX_BYTES"
 SAMPLE_VARIABLE: Final = "STAGETRACE_SAMPLE"
 """Which requests are recorded: a share, ``parent``, or ``parent:`` and a share; all without it."""
 
+EXPORT_VARIABLE: Final = "STAGETRACE_EXPORT"
+"""``otlp``: the server starts an exporter of its spool; nothing is exported without it."""
+
+CARRIER_KEY: Final = "stagetrace-request"
+"""Key, also as a header, under which one process tells another which request it works for."""
+
 BAGGAGE_PREFIX: Final = "stagetrace."
 BAGGAGE_PHASE: Final = "stagetrace.phase"
 """Phase of an experiment, as the client names it."""

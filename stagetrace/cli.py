@@ -20,7 +20,7 @@ from stagetrace.errors import MissingExtraError, StagetraceError, UsageError
 
 GROUP: Final = "stagetrace.commands"
 _INTERRUPTED: Final = 130
-_OURS: Final = ("stagetrace", "stagetrace_analyzer", "stagetrace_vllm")
+_OURS: Final = ("stagetrace", "stagetrace_analyzer", "stagetrace_export", "stagetrace_vllm")
 
 
 class Command(Protocol):

@@ -5,6 +5,10 @@ and the start of the next is the wait of the next.  The engine part is cut by
 steps: in a step is work, not in it is a wait with the reason the scheduler
 had.  Nothing is guessed: where records are missing or contradict each other,
 the time is ``unattributed``.
+
+A server without hooks tells its stages itself, through the recording API: its
+parts are cut to one line, and the time between two of them is the wait of the
+next.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
+from stagetrace.critical_path import critical_path
 from stagetrace.records import JobKind
 from stagetrace.stages import Horizon, Kind, Outcome, Reason, Stage
 from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step, Steps
@@ -61,6 +66,16 @@ _OWN_WAITS: Final = {
 """Waits named after the reason that keeps the request itself out of steps."""
 
 
+_WAITS: Final = {
+    **{Stage(wait.removesuffix(".wait")): wait for wait in Stage if wait.kind is Kind.WAIT},
+    **{wait: wait for wait in Stage if wait.kind is Kind.WAIT},
+    Stage.RETRIEVAL: Stage.MEDIA_DECODE_WAIT,
+}
+"""What the time before a part is that a server told of: the wait for it, where its stage has one."""
+
+_SILENT: Final = frozenset({Stage.RECEIVE, Stage.RESPOND, Stage.UNATTRIBUTED})
+"""Where hooks say nothing of what the server did, so that it may tell itself."""
+
 IDLE_NS: Final = 5_000_000
 """A gap between two steps up to here is scheduling and belongs to the later one; a longer one is a wait."""
 
@@ -102,6 +117,8 @@ def partition(request: RequestTimeline) -> Partition:
         the one before it ends, and the last one ends with the horizon.
     """
     end = request.last_byte if request.last_byte is not None else request.ended
+    if request.parts and not request.is_hooked:
+        return _as_told(request, end)
     front = _FrontEnd.of(request, request.received if end is None else end)
     completion: tuple[Interval, ...] = ()
     if end is not None:
@@ -110,6 +127,8 @@ def partition(request: RequestTimeline) -> Partition:
     if request.first_useful is not None:
         path = _until_first_useful(request, front, request.first_useful)
         ttft = _cover(request.received, request.first_useful, path)
+    if request.parts:
+        ttft, completion = _with_parts(request, ttft), _with_parts(request, completion)
     return Partition(ttft=ttft, completion=completion, critical_item=front.critical_item)
 
 
@@ -183,6 +202,60 @@ def _until_delivered(engine: EngineRequest, stop: int, end: int) -> Iterator[Int
     """Go through the engine, to the step that ends at ``stop``, and out again."""
     yield from _walk(engine, stop)
     yield Interval(Stage.RESPOND, stop, end)
+
+
+# --- recording API ---------------------------------------------------------------------------------
+
+
+def _as_told(request: RequestTimeline, end: int | None) -> Partition:
+    """Partition a request of whose stages the server itself told."""
+    received, useful = request.received, request.first_useful
+    ready = [item for item in request.items.values() if item.ready is not None]
+    last = max(ready, key=lambda item: (item.ready or 0, item.index), default=None)
+    return Partition(
+        ttft=() if useful is None else _cover(received, useful, _along_parts(request, useful)),
+        completion=() if end is None else _cover(received, end, _along_parts(request, end)),
+        critical_item=None if last is None else last.index,
+    )
+
+
+def _along_parts(request: RequestTimeline, end: int) -> Iterator[Interval]:
+    """Go along the parts of a request, and say what the time between them is as far as it is known."""
+    line = critical_path(request.parts, request.received, end)
+    output = end if request.first_useful is None else min(request.first_useful, end)
+    cursor = request.received
+    for place, (begin, stop, part) in enumerate(line):
+        wait = _WAITS.get(part.stage)
+        if not place:
+            yield Interval(Stage.RECEIVE, cursor, begin)
+        elif wait is part.stage:
+            begin = cursor  # noqa: PLW2901 - it waited before it said so
+        elif wait is not None:
+            yield Interval(wait, cursor, begin, item=part.item)
+        else:
+            yield Interval(Stage.DECODE, max(cursor, output), begin)
+        yield Interval(part.stage, begin, stop, item=part.item)
+        cursor = stop
+    if cursor <= output:
+        yield Interval(Stage.RESPOND if line else Stage.RECEIVE, cursor, output)
+        yield Interval(Stage.DECODE, output, end)
+    else:
+        yield Interval(Stage.RESPOND, cursor, end)
+
+
+def _with_parts(request: RequestTimeline, covered: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Lay the parts of a request over what its hooks say nothing of."""
+    if not covered:
+        return ()
+    line = critical_path(request.parts, covered[0].begin, covered[-1].end)
+    told = [Interval(part.stage, begin, end, item=part.item) for begin, end, part in line]
+    laid: list[Interval] = []
+    for interval in covered:
+        if interval.stage in _SILENT:
+            laid += _fill(told, interval.begin, interval.end, interval.stage)
+        else:
+            laid.append(interval)
+    return tuple(interval for interval in laid if interval.duration)
 
 
 # --- front end -------------------------------------------------------------------------------------

@@ -13,10 +13,22 @@ from typing import Final
 
 from stagetrace.clock import clock_domain, pid_namespace
 from stagetrace.gaps import Cut, Gap, gap_before, gap_behind
-from stagetrace.records import NONE, RECORD, Fact, JobKind, ReasonCode, RecordKind
+from stagetrace.records import (
+    ITEM_NUMBER_ENDS,
+    NONE,
+    RECORD,
+    Fact,
+    ItemFact,
+    JobKind,
+    Misuse,
+    ReasonCode,
+    RecordKind,
+    StageCode,
+)
 from stagetrace.segment import Record, SegmentData, SegmentHeader
-from stagetrace.stages import Outcome, Reason
+from stagetrace.stages import Outcome, Reason, Stage
 from stagetrace.timeline import EngineRequest, Fetch, Item, Job, Lag, RequestTimeline, Step
+from stagetrace.told import Event, add_item, parts_of
 
 _REASONS: Final[dict[int, Reason]] = {
     int(code): Reason(code.name.lower()) for code in ReasonCode if code is not ReasonCode.NONE
@@ -28,9 +40,20 @@ _TEXT_COLUMNS: Final = {
     Fact.LABEL: "label",
     Fact.ARM: "arm",
     Fact.ERROR: "error_code",
+    Fact.PATH: "path",
+    Fact.MODEL: "model",
+    Fact.FINISH_REASON: "finish_reason",
 }
-_NUMBER_COLUMNS: Final = {Fact.INTENDED_UNIX_NS: "intended_unix_ns", Fact.MAX_TOKENS: "max_tokens"}
-_PROCESS_FACTS: Final = {Fact.MODEL: "model"}
+_NUMBER_COLUMNS: Final = {
+    Fact.INTENDED_UNIX_NS: "intended_unix_ns",
+    Fact.MAX_TOKENS: "max_tokens",
+    Fact.PROMPT_TOKENS: "prompt_tokens",
+    Fact.CACHED_TOKENS: "cached_tokens",
+    Fact.OUTPUT_TOKENS: "output_tokens",
+    Fact.MEDIA_ITEMS: "media_items",
+    Fact.STATUS: "status",
+}
+_PROCESS_FACTS: Final = {Fact.MODEL: "model", Fact.VERSION: "version", Fact.SERVICE: "service"}
 _CANCELLED: Final = 1
 _COST_HIGH: Final = 1000
 """Upper half of what the longest window, in microseconds, may have cost in nanoseconds."""
@@ -113,7 +136,11 @@ class ProcessRecords:
         self.facts: dict[str, str] = {}
         self.lags: list[Lag] = []
         self.hooks_off: list[str] = []
+        self.resumed: dict[int, RequestTimeline] = {}
+        self.cut_requests: set[int] = set()
         self._jobs: dict[tuple[int, int], Job] = {}
+        self._events: dict[tuple[int, int], list[Event]] = defaultdict(list)
+        self._told_items: dict[int, dict[int, Item]] = defaultdict(dict)
         self._left: set[int] = set()
         self._cancelled: set[int] = set()
         self._raised: set[int] = set()
@@ -121,7 +148,6 @@ class ProcessRecords:
         self._done: dict[int, tuple[int, int]] = {}
         self._encoder_items: Counter[int] = Counter()
         self._last = 0
-        self._cut_requests: set[int] = set()
         self._partly: dict[int, EngineRequest] = {}
         self._framed = True
         self._headless: set[int] = set()
@@ -151,7 +177,7 @@ class ProcessRecords:
                 try:
                     handler(self, record)
                 except KeyError:
-                    self._note_unknown(record)
+                    self._note_unknown(record[1], record[6])
                 except (ValueError, IndexError):
                     self._set_aside["unknown_value"] += 1
         self._cut_at(gap_behind(self.header))
@@ -193,20 +219,19 @@ class ProcessRecords:
         """Set requests aside by their id; the engine's parts of them are then nobody's, and not missed."""
         for number in [number for number, request in self.requests.items() if request.request_id in cuts]:
             self._set_aside[cuts[self.requests.pop(number).request_id]] += 1
-            self._cut_requests.add(number)
+            self.cut_requests.add(number)
         self.received -= len(cuts)
         self.unjoined.update(
             engine.identifier for request, engine in self.joins if request.request_id in cuts
         )
         self.joins = [join for join in self.joins if join[0].request_id not in cuts]
 
-    def _note_unknown(self, record: Record) -> None:
-        _, number, *_, kind, _ = record
+    def _note_unknown(self, number: int, kind: int) -> None:
         of_request = RecordKind.RECEIVED <= kind < RecordKind.HELD and number not in self.requests
         if not (self.gaps and of_request):
             self._set_aside["record_without_beginning"] += 1
-        elif number not in self._cut_requests:
-            self._cut_requests.add(number)
+        elif number not in self.cut_requests:
+            self.cut_requests.add(number)
             self._set_aside[self.gaps[-1].cut] += 1
 
     def _engine(self, key: int) -> EngineRequest:
@@ -228,8 +253,35 @@ class ProcessRecords:
         self.leave_out({r.request_id: Cut.IMPOSSIBLE for r in self.requests.values() if _is_impossible(r)})
         for number, request in self.requests.items():
             request.outcome = self._outcome(number, request)
+        self._finish_told()
         self.others += self._partly.values()
         self._finish_steps()
+
+    def _finish_told(self) -> None:
+        """Add what the process told through the recording API to the requests that it is about."""
+        for (number, _), events in self._events.items():
+            owner = self._owner(number)
+            if owner is None:
+                self._note_unknown(number, RecordKind.STAGE_BEGIN)
+            else:
+                owner.parts += parts_of(events, self.header.process, self._set_aside)
+        joined = {request.request_id for request, _ in self.joins}
+        for number, items in self._told_items.items():
+            owner = self._owner(number)
+            if owner is None:
+                continue
+            hooked = owner.is_hooked or owner.request_id in joined
+            for item in items.values():
+                if not hooked:
+                    add_item(owner, item.index, item.begin).facts.update(item.facts)
+                elif item.index in owner.items:
+                    owner.items[item.index].facts = item.facts | owner.items[item.index].facts
+                else:
+                    self._set_aside["item_beside_those_of_the_hooks"] += 1
+
+    def _owner(self, number: int) -> RequestTimeline | None:
+        """Return the request that a number stands for, received here or resumed."""
+        return self.requests.get(number) or self.resumed.get(number)
 
     def _finish_steps(self) -> None:
         """Complete the steps that were not recorded because they were composed like the one before."""
@@ -253,7 +305,7 @@ class ProcessRecords:
 
     def _outcome(self, number: int, request: RequestTimeline) -> Outcome | None:
         if request.ended is None:
-            return Outcome.LOST if _is_gone(self.header) else None
+            return Outcome.LOST if is_gone(self.header) else None
         if "error_code" in request.facts:
             return Outcome.ERROR
         if number in self._left:
@@ -289,13 +341,17 @@ class ProcessRecords:
         facts["stream"] = bool(record[3])
 
     def _on_first_useful(self, record: Record) -> None:
-        request = self.requests[record[1]]
+        request = self._known(record[1])
+        if record[1] in self._left or request.first_useful is not None:
+            return
         request.first_useful = record[0]
         request.tokens_before = None if record[2] == NONE else record[2]
         request.choice = record[3]
 
     def _on_last_byte(self, record: Record) -> None:
-        self.requests[record[1]].last_byte = record[0]
+        request = self.requests[record[1]]
+        if record[1] not in self._left:
+            request.last_byte = record[0]
 
     def _on_disconnected(self, record: Record) -> None:
         request = self.requests[record[1]]
@@ -319,7 +375,11 @@ class ProcessRecords:
         value = low | high << 32
         if value >= _AGE_NS << 1:
             raise ValueError(value)
-        self.requests[key].facts[_NUMBER_COLUMNS[Fact(fact)]] = value
+        facts = self._known(key).facts
+        if fact == Fact.STREAM:
+            facts["stream"] = bool(value)
+        else:
+            facts[_NUMBER_COLUMNS[Fact(fact)]] = value
 
     def _on_fact_text(self, record: Record) -> None:
         _, key, fact, number, *_ = record
@@ -328,7 +388,7 @@ class ProcessRecords:
             return
         if text is not None:
             # The first error is the cause of those behind it.
-            self.requests[key].facts.setdefault(column, text)
+            self._known(key).facts.setdefault(column, text)
 
     def _on_item_begin(self, record: Record) -> None:
         time, key, index, scheme, host, modality, *_ = record
@@ -426,6 +486,49 @@ class ProcessRecords:
         identifier = self._text(record[2])
         if identifier is not None:
             self.outputs[identifier].append((record[6], record[0], reason))
+
+    # --- recording API ---
+
+    def _known(self, number: int) -> RequestTimeline:
+        """Return the request that a number stands for, received here or resumed.
+
+        Raises:
+            KeyError: There is none.
+        """
+        found = self._owner(number)
+        if found is None:
+            raise KeyError(number)
+        return found
+
+    def _on_resumed(self, record: Record) -> None:
+        name = self._text(record[2])
+        if name is None:
+            self._set_aside["text_not_recorded"] += 1
+        else:
+            self.resumed[record[1]] = RequestTimeline(name, self.header.process, received=record[0])
+
+    def _on_stage_begin(self, record: Record) -> None:
+        time, key, part, stage, item, *_ = record
+        named = Stage[StageCode(stage).name]
+        self._events[key, part].append((time, named, None if item == NONE else item))
+
+    def _on_stage_end(self, record: Record) -> None:
+        self._events[record[1], record[2]].append((record[0], None, None))
+
+    def _on_item_fact(self, record: Record) -> None:
+        time, key, index, code, low, high, *_ = record
+        fact = ItemFact(code)
+        self._known(key)
+        item = self._told_items[key].setdefault(index, Item(index, begin=time))
+        end = ITEM_NUMBER_ENDS.get(fact)
+        value = self._text(low) if end is None else low | high << 32
+        if isinstance(value, int) and end is not None and value >= end:
+            raise ValueError(value)
+        if value is not None:
+            item.facts[fact.name.lower()] = value
+
+    def _on_misused(self, record: Record) -> None:
+        self._set_aside[Misuse(record[2]).name.lower()] += 1
 
     # --- engine ---
 
@@ -588,17 +691,21 @@ def _read_texts(segments: Iterable[SegmentData]) -> dict[int, str]:
     }
 
 
-def _is_gone(header: SegmentHeader) -> bool:
+def is_gone(header: SegmentHeader) -> bool:
     """Whether a process has certainly ended; of another host, container or boot that cannot be told."""
-    if (header.clock, header.pid_namespace) != (clock_domain(), pid_namespace()) or header.pid <= 0:
-        return False
+    is_here = (header.clock, header.pid_namespace) == (clock_domain(), pid_namespace())
+    return is_here and header.pid > 0 and has_died(header.pid)
+
+
+def has_died(pid: int) -> bool:
+    """Whether no process of this container has that id, or only one that has ended."""
     try:
-        os.kill(header.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (PermissionError, OverflowError):
         return False
-    return _is_zombie(header.pid)
+    return _is_zombie(pid)
 
 
 def _is_zombie(pid: int) -> bool:

@@ -33,6 +33,7 @@ class RecordKind(IntEnum):
     DEFINE = 1  # a string: number, part, length of the part, bytes
     PROCESS_FACT = 2  # a fact, b text
     HOOK_OFF = 3  # b text: a hook point that is not as known
+    MISUSED = 4  # a: Misuse: what a server asked the recording API for in vain
     OWN_COST = 10  # a: steps, b, c: nanoseconds of them for recording (low, high), d: microseconds in all
 
     # The API server's; the key is the request's number in its process
@@ -61,6 +62,12 @@ class RecordKind(IntEnum):
     MEDIA_CACHED = 42  # a: item that vLLM's media cache held
     LOOP_LAG = 43  # key: 0; time: when the event loop was due, a, b: nanoseconds it was late (low, high)
     ITEM_INLINE = 44  # a: item, b: job that loads it by itself, NONE: the event loop does
+    STAGE_BEGIN = (
+        45  # a: part, b: StageCode, c: item; of a part that has begun: it is in this stage from now on
+    )
+    STAGE_END = 46  # a: part
+    ITEM_FACT = 47  # a: item, b: ItemFact, c: value or text, d: value (high)
+    RESUMED = 48  # a: text: the id of a request; what follows of this number belongs to that one
     NOT_SAMPLED = 50  # instead of RECEIVED; no other record than ENGINE_REQUEST follows
 
     # The engine's; the key is the text number of the request's id, or the step where it says so
@@ -134,6 +141,16 @@ class Fact(IntEnum):
     MAX_TOKENS = 7
     ERROR = 8
     MODEL = 9
+    PATH = 10
+    VERSION = 11
+    PROMPT_TOKENS = 20
+    CACHED_TOKENS = 21
+    OUTPUT_TOKENS = 22
+    MEDIA_ITEMS = 23
+    STATUS = 24
+    STREAM = 25
+    FINISH_REASON = 26
+    SERVICE = 27
 
 
 class ReasonCode(IntEnum):
@@ -154,3 +171,73 @@ class ReasonCode(IntEnum):
     PAUSED = 12
     DEFERRED = 13
     UNKNOWN = 14
+
+
+class StageCode(IntEnum):
+    """Codes of :class:`stagetrace.stages.Stage` in records."""
+
+    RECEIVE = 1
+    RETRIEVAL = 2
+    MEDIA_DECODE_WAIT = 3
+    MEDIA_DECODE = 4
+    PREPROCESS_WAIT = 5
+    PREPROCESS = 6
+    HANDOFF = 7
+    PREFILL_WAIT = 8
+    PREFILL = 9
+    ENCODE_WAIT = 10
+    ENCODE = 11
+    EMBEDDING_TRANSFER_WAIT = 12
+    EMBEDDING_TRANSFER = 13
+    KV_TRANSFER_WAIT = 14
+    KV_TRANSFER = 15
+    DECODE_WAIT = 16
+    DECODE = 17
+    RESPOND = 18
+
+
+class ItemFact(IntEnum):
+    """Facts of a media item that a server tells through the recording API; names are columns."""
+
+    MODALITY = 1
+    FORMAT = 2
+    BYTES = 3
+    WIDTH = 4
+    HEIGHT = 5
+    TOKENS = 6
+    SCHEME = 7
+    HOST = 8
+    HASH = 9
+    FETCH_ATTEMPTS = 10
+    MEDIA_CACHE = 11
+    PROCESSOR_CACHE = 12
+    ENCODER_CACHE = 13
+
+
+ITEM_NUMBER_ENDS: Final = {
+    ItemFact.BYTES: 1 << 40,
+    ItemFact.WIDTH: 1 << 24,
+    ItemFact.HEIGHT: 1 << 24,
+    ItemFact.TOKENS: 1 << 32,
+    ItemFact.FETCH_ATTEMPTS: 1 << 16,
+}
+"""Facts of items that are numbers, and what none of them reaches, so that sums and products stay numbers."""
+
+
+class Misuse(IntEnum):
+    """What a server asked the recording API for in vain; the name is the reason it is counted under."""
+
+    UNKNOWN_FACT = 1
+    """No such fact, or a value of another type."""
+    UNKNOWN_STAGE = 2
+    """No stage that can be recorded so."""
+    UNKNOWN_ITEM = 3
+    """No place of a media item."""
+    UNKNOWN_OUTCOME = 4
+    """No outcome that a server can tell, or not where the request was received."""
+    UNKNOWN_CARRIER = 5
+    """What came from another process names no request."""
+    UNKNOWN_HEADERS = 6
+    """What was given for headers holds none."""
+    CALL_OUTSIDE_A_REQUEST = 7
+    """No request was known where something of it was to be recorded."""

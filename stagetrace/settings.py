@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from stagetrace.attributes import SAMPLE_VARIABLE, SPOOL_BYTES_VARIABLE
+from stagetrace.attributes import EXPORT_VARIABLE, SAMPLE_VARIABLE, SPOOL_BYTES_VARIABLE
 from stagetrace.errors import UsageError
 from stagetrace.room import SPOOL_BYTES_MIN
 from stagetrace.sampling import Sampler
@@ -49,6 +49,17 @@ def parse_spool_bytes(text: str) -> int:
     if size < SPOOL_BYTES_MIN:
         raise UsageError(f"{SPOOL_BYTES_VARIABLE}={text}: too small", hint="at least 1M")
     return size
+
+
+def parse_export(text: str) -> bool:
+    """Read whether an exporter is to be started: ``otlp``.
+
+    Raises:
+        UsageError: It is another word.
+    """
+    if text.lower() != "otlp":
+        raise UsageError(f"{EXPORT_VARIABLE}={text}: no way to export", hint="otlp, or leave it unset")
+    return True
 
 
 def parse_sampler(text: str) -> Sampler:

@@ -23,6 +23,7 @@ from stagetrace.records import RecordKind
 from stagetrace.segment import SUFFIX, SegmentData, SegmentHeader, read_segment
 from stagetrace.stages import Outcome
 from stagetrace.timeline import EngineRequest, Item, Lag, RequestTimeline, Step, Steps
+from stagetrace.told import complete, join_resumed
 
 _BROKEN_OFF: Final = ("error", "abort")
 """Reasons for which vLLM ends an answer before its end."""
@@ -37,7 +38,7 @@ class Process:
 
     Attributes:
         header: Header of its last segment.
-        facts: What it said of itself: ``model``.
+        facts: What it said of itself: ``service``, ``model``, and the ``version`` of its software.
         hooks_off: Hook points that were not as known, so that nothing is recorded there.
         gaps: When it did not record, and why.
         cost: What recording has cost its busy thread.
@@ -137,11 +138,21 @@ def read_spool(folder: Path) -> SpoolData:
             set_aside["doubled_segment"] += 1
             data = max(segments[place], data, key=lambda data: len(data.body))
         segments[place] = data
+    return join_segments(segments.values(), set_aside)
+
+
+def join_segments(segments: Iterable[SegmentData], set_aside: Counter[str]) -> SpoolData:
+    """Join the records of segments, of which no two are the same.
+
+    Args:
+        segments: The segments, in any order.
+        set_aside: Counter of what could not be used, by reason; added to.
+    """
     by_process: dict[str, list[SegmentData]] = defaultdict(list)
-    for data in segments.values():
+    for data in segments:
         set_aside["torn_record"] += data.torn
         by_process[data.header.process].append(data)
-    readers = [ProcessRecords(segments, set_aside) for segments in by_process.values()]
+    readers = [ProcessRecords(mine, set_aside) for mine in by_process.values()]
     return _join(readers, set_aside)
 
 
@@ -167,7 +178,9 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
     for reader in readers:
         _join_engine(reader, engines, gaps, set_aside)
     gaps.count_unjoined(engines, set_aside)
+    join_resumed(readers, set_aside)
     requests = [request for reader in readers for request in reader.requests.values()]
+    complete(requests, set_aside)
     engine_parts = [
         (steps[r.header.process], [*r.engine_requests.values(), *r.others])
         for r in readers

@@ -7,18 +7,32 @@ an expected partition can be read off the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from stagetrace.api import start
 from stagetrace.partition import Interval, Partition
+from stagetrace.recording import close_recorder
 from stagetrace.records import JobKind
-from stagetrace.stages import Outcome, Reason
-from stagetrace.timeline import EngineRequest, Fetch, Item, Job, RequestTimeline, Step, Steps
+from stagetrace.stages import Outcome, Reason, Stage
+from stagetrace.timeline import EngineRequest, Fetch, Item, Job, Part, RequestTimeline, Step, Steps
 
 MS: Final = 1_000_000
 """Nanoseconds in a millisecond."""
+
+
+@contextmanager
+def recorded(spool: str | os.PathLike[str]) -> Iterator[None]:
+    """Record this process into a folder within the block; it must not record elsewhere."""
+    start(spool)
+    try:
+        yield
+    finally:
+        close_recorder()
 
 
 def check_partition(request: RequestTimeline, parts: Partition) -> None:
@@ -138,6 +152,14 @@ class RequestBuilder:
                 ended=None if ended is None else _ns(ended),
             )
         )
+
+    def part(self, stage: Stage, begin: float, end: float | None, *, item: int | None = None) -> None:
+        """Add a part that the server told of; an item is ready with the last of its parts."""
+        part = Part(stage, _ns(begin), None if end is None else _ns(end), item)
+        self.request.parts.append(part)
+        if item is not None:
+            known = self.request.items.setdefault(item, Item(item, part.begin))
+            known.ready = part.end
 
     def engine(
         self,

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from stagetrace.gaps import NEVER
 from stagetrace.records import JobKind
-from stagetrace.stages import Outcome, Reason
+from stagetrace.stages import Outcome, Reason, Stage
 
 
 @dataclass(slots=True)
@@ -80,6 +80,25 @@ class Item:
     inline: bool = False
     job: int | None = None
     facts: dict[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Part:
+    """A stretch of time of which a server told itself in which stage a request was.
+
+    Attributes:
+        stage: The stage.
+        begin: Since when.
+        end: Until when; None when that is not recorded.
+        item: The media item it is for, or None.
+        process: Name of the process that recorded it.
+    """
+
+    stage: Stage
+    begin: int
+    end: int | None = None
+    item: int | None = None
+    process: str = ""
 
 
 @dataclass(slots=True)
@@ -318,6 +337,7 @@ class RequestTimeline:
         items: Its media items, by index.
         engine_requests: The engine's requests made for it; more than one for several prompts and ``n > 1``,
             and one after the other where an answer takes several rounds (beam search, tools).
+        parts: What the server told of its stages through the recording API, in any order.
         facts: What is known of it, by column name of the dataset's ``requests`` table.
     """
 
@@ -334,4 +354,10 @@ class RequestTimeline:
     jobs: list[Job] = field(default_factory=list)
     items: dict[int, Item] = field(default_factory=dict)
     engine_requests: list[EngineRequest] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     facts: dict[str, int | str | bool] = field(default_factory=dict)
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether the hooks of a server saw what became of it, so that its own code need not tell."""
+        return bool(self.jobs or self.engine_requests)

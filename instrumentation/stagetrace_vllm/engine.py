@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stagetrace.clock import monotonic_ns
+from stagetrace.inbound import digest
 from stagetrace.meter import CostMeter
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, ReasonCode, RecordKind
-from stagetrace_vllm.reading import attribute, digest
+from stagetrace_vllm.reading import announce_version, attribute
 from stagetrace_vllm.reasons import (
     NO_REASON,
     PREEMPTING,
@@ -144,6 +145,7 @@ def wrap_scheduler_init(original: Callable[..., Any], recorder: Recorder) -> Cal
             recorder.role = "engine"
             name = self.vllm_config.model_config.served_model_name
             recorder.announce(RecordKind.PROCESS_FACT, Fact.MODEL, name if isinstance(name, str) else name[0])
+            announce_version(recorder)
             _trace_of(self).reasons = _has_reasons(self, recorder)
             _watch_encoder_cache(self, recorder)
             _watch_connectors(self, recorder)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
+from stagetrace.inbound import scheme_and_host
 from stagetrace.recorder import Recorder
 from stagetrace.records import NONE, Fact, JobKind, RecordKind
 from stagetrace_vllm.http import PATHS, Loaded, TracedRequest, current_request, left_out
@@ -16,7 +17,6 @@ from stagetrace_vllm.reading import (
     media_format,
     media_modality,
     media_size,
-    scheme_and_host,
 )
 
 _ITEM_BEGIN = int(RecordKind.ITEM_BEGIN)

@@ -12,13 +12,16 @@ from itertools import count
 from typing import Any, Final
 
 from stagetrace.attributes import SAMPLE_VARIABLE
+from stagetrace.inbound import record_headers, trace_parent
 from stagetrace.recorder import Recorder
+from stagetrace.recording import LEFT_OUT, Traced, current, leave, request_numbers
 from stagetrace.records import NONE, Fact, RecordKind
 from stagetrace.sampling import Sampler
 from stagetrace.settings import parse_sampler, setting
 from stagetrace_vllm.delivery import Delivery
+from stagetrace_vllm.export import start_exporter
 from stagetrace_vllm.lag import LagSampler
-from stagetrace_vllm.reading import baggage_facts, is_trace_parent
+from stagetrace_vllm.reading import announce_version
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -55,7 +58,6 @@ _USEFUL_EVENT: Final = re.compile(rb'"delta":"(?!")')
 """Events of ``/v1/responses`` repeat the request and what was said before; only deltas are new."""
 
 _CHOICE: Final = re.compile(rb'"choices":\[\{"index":(\d+)')
-_UNIX_NS_DIGITS: Final = 19
 _FIRST_ERROR: Final = 400
 _U32: Final = 0xFFFFFFFF
 
@@ -67,8 +69,8 @@ _FIRST_USEFUL = int(RecordKind.FIRST_USEFUL)
 _LAST_BYTE = int(RecordKind.LAST_BYTE)
 _DISCONNECTED = int(RecordKind.DISCONNECTED)
 _ENDED = int(RecordKind.ENDED)
-_FACT_NUMBER = int(RecordKind.FACT_NUMBER)
 _FACT_TEXT = int(RecordKind.FACT_TEXT)
+_PATH = int(Fact.PATH)
 
 
 class TracedRequest:
@@ -112,9 +114,6 @@ left_out: ContextVar[int | None] = ContextVar("stagetrace_left_out", default=Non
 """Number of the request that the running task works for, when sampling has left it out."""
 
 
-_numbers = count(1)
-
-
 def _path(scope: Any) -> str:
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
@@ -128,7 +127,9 @@ def wrap_config_load(original: Callable[..., Any], recorder: Recorder) -> Callab
         result = original(self)
         try:
             if hasattr(getattr(self.app, "state", None), "engine_client"):
+                announce_version(recorder)
                 self.loaded_app = TracedApplication(self.loaded_app, recorder, sampler)
+                start_exporter()
         except Exception:
             recorder.fault()
         return result
@@ -162,13 +163,13 @@ class TracedApplication:
             current_request.set(None)
         if left_out.get() is not None:
             left_out.set(None)
+        if current.get() is not None:
+            current.set(None)
         return self._application(scope, receive, send)
 
     def _is_sampled(self, sampler: Sampler, scope: Any) -> bool:
         try:
-            found = (value for name, value in scope["headers"] if name == b"traceparent")
-            value = next(found, b"")
-            return sampler.takes(value.decode("latin-1") if is_trace_parent(value) else None)
+            return sampler.takes(trace_parent(scope["headers"]))
         except Exception:
             self._recorder.fault()
             return True
@@ -176,24 +177,27 @@ class TracedApplication:
     async def _leave_out(self, scope: Any, receive: Receive, send: Send) -> None:
         """Count a request and leave it alone; only the engine's id of it is recorded later."""
         self._lag.enter()
-        number = next(_numbers)
+        number = next(request_numbers)
         self._recorder.record(_NOT_SAMPLED, number)
         current_request.set(None)
-        token = left_out.set(number)
+        token, told = left_out.set(number), current.set(LEFT_OUT)
         try:
             await self._application(scope, receive, send)
         finally:
             self._lag.leave()
             with suppress(ValueError):  # closed by the collector, in a context that is not its own
                 left_out.reset(token)
+            leave(told)
 
     async def _trace(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
-        request = TracedRequest(next(_numbers), path)
+        request = TracedRequest(next(request_numbers), path)
         record, number = self._recorder.record, request.number
         # First, because it may find out that recording is off, or on again.
         self._lag.enter()
         self._begin(request, scope)
         token = current_request.set(request)
+        # What the server's own code tells through the recording API belongs to it too.
+        told = current.set(Traced(self._recorder, number))
         try:
             await self._application(scope, self._receiving(request, receive), self._sending(request, send))
         except BaseException as error:
@@ -205,28 +209,16 @@ class TracedApplication:
             self._lag.leave()
             with suppress(ValueError):  # closed by the collector, in a context that is not its own
                 current_request.reset(token)
+            leave(told)
 
     def _begin(self, request: TracedRequest, scope: Any) -> None:
         recorder = self._recorder
         try:
             recorder.record(_RECEIVED, request.number)
-            for name, value in scope["headers"]:
-                if name == b"traceparent" and is_trace_parent(value):
-                    text = recorder.define(value.decode("latin-1"))
-                    recorder.record(_FACT_TEXT, request.number, Fact.TRACEPARENT, text)
-                elif name == b"baggage":
-                    self._note_baggage(request.number, value)
+            recorder.record(_FACT_TEXT, request.number, _PATH, recorder.intern(request.path))
+            record_headers(recorder, request.number, scope["headers"])
         except Exception:
             recorder.fault()
-
-    def _note_baggage(self, number: int, value: bytes) -> None:
-        recorder = self._recorder
-        for fact, text in baggage_facts(value):
-            if fact is not Fact.INTENDED_UNIX_NS:
-                recorder.record(_FACT_TEXT, number, fact, recorder.intern(text))
-            elif text.isascii() and text.isdecimal() and len(text) <= _UNIX_NS_DIGITS:
-                at = int(text)
-                recorder.record(_FACT_NUMBER, number, fact, at & _U32, at >> 32)
 
     def _receiving(self, request: TracedRequest, receive: Receive) -> Receive:
         async def traced_receive() -> Message:

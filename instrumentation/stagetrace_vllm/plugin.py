@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 
-from stagetrace.attributes import SPOOL_BYTES_VARIABLE, SPOOL_VARIABLE
-from stagetrace.recorder import Recorder
-from stagetrace.room import SPOOL_BYTES, segment_bytes
-from stagetrace.settings import parse_spool_bytes, setting
+from stagetrace.recording import close_recorder, open_recorder
 from stagetrace_vllm.hooks import HOOKS
 from stagetrace_vllm.imports import ImportWatcher
 from stagetrace_vllm.wrapping import Installation
@@ -32,11 +27,11 @@ def activate() -> None:
     processes that never serve; a hook is set when its module appears.
     """
     try:
-        folder = os.environ.get(SPOOL_VARIABLE)
-        if not folder or _Plugin.installation is not None:
+        if _Plugin.installation is not None:
             return
-        spool_bytes = setting(SPOOL_BYTES_VARIABLE, parse_spool_bytes, SPOOL_BYTES)
-        recorder = Recorder(Path(folder), segment_bytes(spool_bytes), spool_bytes)
+        recorder = open_recorder()
+        if recorder is None:
+            return
         installation = Installation(recorder, HOOKS)
         watcher = ImportWatcher(installation.modules(), installation.install)
         watcher.start()
@@ -51,4 +46,5 @@ def deactivate() -> None:
         _Plugin.watcher.stop()
     if _Plugin.installation is not None:
         _Plugin.installation.uninstall()
+        close_recorder()
     _Plugin.watcher = _Plugin.installation = None

@@ -1,33 +1,16 @@
-"""What is read from headers and from vLLM's objects; everything here may fail and then says None."""
+"""What is read from vLLM's objects; everything here may fail and then says None."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
-from stagetrace.attributes import (
-    BAGGAGE_ARM,
-    BAGGAGE_INTENDED_UNIX_NS,
-    BAGGAGE_LABEL,
-    BAGGAGE_PHASE,
-    BAGGAGE_PREFIX,
-)
-from stagetrace.records import Fact, JobKind
+from stagetrace.recorder import Recorder
+from stagetrace.records import Fact, JobKind, RecordKind
 
-HEADER_MAX_BYTES: Final = 1024
-"""Headers are hostile input: longer ones are not read."""
-
-_BAGGAGE_FACTS: Final = {
-    BAGGAGE_PHASE: Fact.PHASE,
-    BAGGAGE_LABEL: Fact.LABEL,
-    BAGGAGE_ARM: Fact.ARM,
-    BAGGAGE_INTENDED_UNIX_NS: Fact.INTENDED_UNIX_NS,
-}
-_TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _JOBS: Final = {
     "safe_apply_chat_template": JobKind.TEMPLATE,
     "_apply_chat_template": JobKind.TEMPLATE,
@@ -58,9 +41,11 @@ def attribute(host: Any, name: str) -> Any:
         return None
 
 
-def digest(identifier: str) -> str:
-    """Shorten an identifier of a media item; a client may have put anything into it."""
-    return hashlib.blake2b(identifier.encode("utf-8", "replace"), digest_size=16).hexdigest()
+def announce_version(recorder: Recorder) -> None:
+    """Say which version of vLLM runs in this process."""
+    version = attribute(sys.modules.get("vllm"), "__version__")
+    if isinstance(version, str):
+        recorder.announce(RecordKind.PROCESS_FACT, Fact.VERSION, version)
 
 
 def answer_id(identifier: str, numbering: str) -> str | None:
@@ -74,11 +59,6 @@ def answer_id(identifier: str, numbering: str) -> str | None:
     return _BEAM.sub("", identifier).removesuffix(numbering)
 
 
-def is_trace_parent(value: bytes) -> bool:
-    """Whether a ``traceparent`` header has the form of the W3C recommendation."""
-    return _TRACE_PARENT.fullmatch(value) is not None
-
-
 def job_kind(function: Callable[..., Any]) -> JobKind | None:
     """Tell what a job does by the name of its function.
 
@@ -90,29 +70,6 @@ def job_kind(function: Callable[..., Any]) -> JobKind | None:
         function = function.func
     name = getattr(function, "__name__", "")
     return None if name in _WITHIN_A_WAIT else _JOBS.get(name, JobKind.OTHER)
-
-
-def baggage_facts(value: bytes) -> Iterable[tuple[Fact, str]]:
-    """Read our members of a W3C ``baggage`` header; the rest is left alone."""
-    if len(value) > HEADER_MAX_BYTES or BAGGAGE_PREFIX.encode() not in value:
-        return
-    for member in value.decode("latin-1").split(","):
-        key, separator, content = member.partition("=")
-        fact = _BAGGAGE_FACTS.get(key.strip())
-        if separator and fact is not None:
-            yield fact, unquote(content.partition(";")[0].strip())
-
-
-def scheme_and_host(url: str) -> tuple[str, str]:
-    """Return the only parts of a URL that are kept; the host is empty for data and file URLs."""
-    head = url[:HEADER_MAX_BYTES]
-    scheme = head.partition(":")[0].lower()
-    if scheme not in {"http", "https"}:
-        return (scheme if scheme in {"data", "file"} else "other"), ""
-    try:
-        return scheme, urlsplit(head).hostname or ""
-    except ValueError:
-        return scheme, ""
 
 
 def media_modality(media_io: Any) -> str:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from stagetrace.recorder import LOOK_NS, Recorder
 from stagetrace.records import RecordKind
-from stagetrace_vllm.device import Event, Timer, Untimed, timer_of
+from stagetrace_torch.device import Event, Timer, Untimed, timer_of
 from stagetrace_vllm.engine import STEP_MARK, StepMark
 from stagetrace_vllm.reading import attribute
 

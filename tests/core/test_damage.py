@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 from damage import (
     DAMAGE,
-    FIELDS,
     KIND,
-    OFFSETS,
     SMALL,
     TIME,
     Scene,
+    altered,
     check_whatever_is_read,
     damaged,
     lay_out,
@@ -30,7 +29,7 @@ from damage import (
 from hypothesis import given, settings
 
 from stagetrace import Outcome, partition, read_spool
-from stagetrace.records import NONE, RECORD, RECORD_BYTES, RecordKind
+from stagetrace.records import NONE, RecordKind
 from stagetrace.segment import HEADER_BYTES, read_segment
 from stagetrace.spool import segment_paths
 from stagetrace.testing import summarize
@@ -230,6 +229,8 @@ def test_requests_of_a_zombie_are_lost(tmp_path):
 NOT_IN_THE_SCENE = {
     *(RecordKind.DISCONNECTED, RecordKind.ABORTED, RecordKind.MEDIA_CACHED, RecordKind.ITEM_INLINE),
     *(RecordKind.NOT_SAMPLED, RecordKind.PREEMPTED, RecordKind.ALIVE, RecordKind.ENCODE_DEVICE),
+    *(RecordKind.STAGE_BEGIN, RecordKind.STAGE_END, RecordKind.ITEM_FACT, RecordKind.RESUMED),
+    RecordKind.MISUSED,
 }
 
 
@@ -244,20 +245,6 @@ def test_damaged_files_are_read(tmp_path_factory, sound, damage):
 
 
 LARGEST = [(1 << 61) - 1, *[NONE] * 5, 0xFFFF]
-
-
-def altered(contents, kind, field, value, places=slice(None)):
-    """The contents with another value in a field of the records of a kind that stand at some places."""
-    left = [bytearray(content) for content in contents]
-    found = [
-        (content, offset)
-        for content in left
-        for offset in range(HEADER_BYTES, len(content) - RECORD_BYTES + 1, RECORD_BYTES)
-        if RECORD.unpack_from(content, offset)[KIND] == kind
-    ]
-    for content, offset in found[places]:
-        FIELDS[field].pack_into(content, offset + OFFSETS[field], value)
-    return left
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stagetrace.partition import partition
 from stagetrace.records import JobKind
-from stagetrace.stages import Horizon, Reason, Stage
+from stagetrace.stages import Horizon, Kind, Reason, Stage
 from stagetrace.testing import EngineBuilder, RequestBuilder, check_partition, summarize
 from stagetrace.timeline import EngineRequest, Fetch, Item, Job, RequestTimeline, Step, Steps
 
@@ -571,3 +571,153 @@ def test_many_steps_become_one_interval():
     request.engine_requests.append(engine)
     stages = [(i.stage, i.first_step, i.last_step) for i in partition(request).completion]
     assert stages == [(Stage.PREFILL, 1, 1), (Stage.DECODE, 2, 1001)]
+
+
+# --- recording API ----------------------------------------------------------------------------------
+
+
+def test_request_of_a_server_that_tells():
+    """Between two parts is the wait of the next; before the first one is receive, after the last one respond."""
+    builder = RequestBuilder()
+    builder.part(Stage.PREPROCESS, 2, 5)
+    builder.part(Stage.PREFILL_WAIT, 6, 9)
+    builder.part(Stage.PREFILL, 9, 20)
+    builder.part(Stage.DECODE, 22, 40)
+    builder.part(Stage.DECODE, 43, 50)
+    request = builder.answered(60, first_useful=21)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.ttft) == [
+        ("receive", 2),
+        ("preprocess", 3),
+        ("prefill.wait", 4),
+        ("prefill", 11),
+        ("respond", 1),
+    ]
+    assert summarize(parts.completion)[3:] == [
+        ("prefill", 11),
+        ("decode.wait", 2),
+        ("decode", 18),
+        ("decode.wait", 3),
+        ("decode", 7),
+        ("respond", 10),
+    ]
+
+
+def test_items_that_a_server_tells_of():
+    """The path leads through the item that was ready last; what is no fetch of it is the wait for its decoding."""
+    builder = RequestBuilder()
+    builder.part(Stage.PREPROCESS, 1, 2)
+    builder.part(Stage.RETRIEVAL, 3, 10, item=0)
+    builder.part(Stage.MEDIA_DECODE, 10, 12, item=0)
+    builder.part(Stage.RETRIEVAL, 3, 8, item=1)
+    builder.part(Stage.MEDIA_DECODE, 12, 15, item=1)
+    builder.part(Stage.ENCODE, 16, 30)
+    request = builder.answered(31, first_useful=31)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.ttft) == [
+        ("receive", 1),
+        ("preprocess", 1),
+        ("media_decode.wait", 1),
+        ("retrieval", 5),
+        ("media_decode.wait", 4),
+        ("media_decode", 3),
+        ("encode.wait", 1),
+        ("encode", 14),
+        ("respond", 1),
+    ]
+    assert [interval.item for interval in parts.ttft] == [None, None, 1, 1, 1, 1, None, None, None]
+    assert parts.critical_item == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "useful", "completion"),
+    [
+        ([(Stage.PREFILL, 1, 5)], 6, [("receive", 1), ("prefill", 4), ("respond", 1), ("decode", 14)]),
+        ([(Stage.PREFILL, 1, 5)], None, [("receive", 1), ("prefill", 4), ("respond", 15)]),
+        ([(Stage.PREFILL, 1, 5), (Stage.HANDOFF, 8, 9)], None, [("receive", 1), ("prefill", 4), ("unattributed", 3), ("handoff", 1), ("respond", 11)]),
+        ([(Stage.PREFILL, 1, 5), (Stage.RESPOND, 18, 20)], 6, [("receive", 1), ("prefill", 4), ("unattributed", 1), ("decode", 12), ("respond", 2)]),
+        ([(Stage.RECEIVE, 0, 2), (Stage.RETRIEVAL, 3, 20)], None, [("receive", 2), ("media_decode.wait", 1), ("retrieval", 17)]),
+        ([(Stage.PREFILL, 30, 40)], 6, [("receive", 6), ("decode", 14)]),
+    ],
+)  # fmt: skip
+def test_time_between_parts(parts, useful, completion):
+    """What has no wait is unattributed, after the first output it is decode, and respond goes up to the bytes."""
+    builder = RequestBuilder()
+    for part in parts:
+        builder.part(*part)
+    request = builder.answered(20, first_useful=useful)
+    found = partition(request)
+    check_partition(request, found)
+    assert summarize(found.completion) == completion
+
+
+def test_parts_beside_hooks():
+    """In a request that hooks saw, parts say what the server did where the hooks do not know, and nowhere else."""
+    builder = RequestBuilder()
+    ready = text_request(builder, 10)
+    engine = EngineBuilder()
+    first = engine.step(20, 30, tokens=30)
+    builder.engine(
+        engine.steps(), joined=ready, held=20, added=20, members=[(first, 30)], first_token=first, freed=30
+    )
+    request = builder.answered(40, first_useful=40)
+    before = partition(request)
+    builder.part(Stage.RETRIEVAL, 2, 4)
+    builder.part(Stage.PREPROCESS, 6, 25)
+    builder.part(Stage.RESPOND, 35, 45)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.ttft)[:4] == [("receive", 2), ("retrieval", 2), ("receive", 2), ("preprocess", 4)]
+    assert summarize(parts.ttft)[-2:] == [("respond", 5), ("respond", 5)]
+    assert parts.ttft[4:-2] == before.ttft[1:-1]
+
+
+TOLD = st.lists(
+    st.tuples(
+        st.sampled_from([stage for stage in Stage if stage is not Stage.UNATTRIBUTED]),
+        st.integers(-2, 60),
+        st.none() | st.integers(-2, 60),
+        st.none() | st.integers(0, 3),
+    ),
+    max_size=20,
+)
+
+
+@given(TOLD, st.none() | st.integers(0, 50), st.integers(0, 50), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_whatever_a_server_tells(parts, useful, ended, hooked):
+    """Any set of parts is covered exactly on both horizons, beside hooks or without."""
+    builder = RequestBuilder()
+    if hooked:
+        text_request(builder, 3)
+    for stage, begin, end, item in parts:
+        builder.part(stage, begin, end, item=item)
+    request = builder.answered(ended, first_useful=None if useful is None else min(useful, ended))
+    found = partition(request)
+    check_partition(request, found)
+    assert found.critical_item is None or found.critical_item in request.items
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([s for s in Stage if s.kind in {Kind.WORK, Kind.WAIT}]), st.integers(1, 9)),
+        min_size=1,
+    ),
+    st.data(),
+)
+def test_parts_back_to_back_leave_nothing_unattributed(parts, data):
+    """Parts that follow each other without a gap are the partition, to the nanosecond."""
+    builder = RequestBuilder()
+    at, told = 1, [("receive", 1)]
+    for stage, took in parts:
+        builder.part(stage, at, at + took)
+        told.append((stage.value, took))
+        at += took
+    useful = data.draw(st.integers(1, at))
+    request = builder.answered(at + 1, first_useful=useful)
+    found = partition(request)
+    check_partition(request, found)
+    assert all(interval.stage is not Stage.UNATTRIBUTED for interval in (*found.ttft, *found.completion))
+    assert summarize(found.completion)[: len(told)] == told

@@ -269,6 +269,20 @@ def damaged(contents, damage):
     return left
 
 
+def altered(contents, kind, field, value, places=slice(None)):
+    """The contents with another value in a field of the records of a kind that stand at some places."""
+    left = [bytearray(content) for content in contents]
+    found = [
+        (content, offset)
+        for content in left
+        for offset in range(HEADER_BYTES, len(content) - RECORD_BYTES + 1, RECORD_BYTES)
+        if RECORD.unpack_from(content, offset)[KIND] == kind
+    ]
+    for content, offset in found[places]:
+        FIELDS[field].pack_into(content, offset + OFFSETS[field], value)
+    return left
+
+
 NEGATIVE = {
     "requests": ("upload_ns", "ttft_ns", "completion_ns", "ended_ns"),
     "media": ("begin_ns", "ready_ns"),

@@ -11,56 +11,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from scripted_cuda import ScriptedCuda
 
 from stagetrace import Recorder, read_spool
 from stagetrace.records import RecordKind
-from stagetrace_vllm.device import PENDING_MAX, CudaTimer, HostTimer, Untimed, timer_of
+from stagetrace_torch.device import PENDING_MAX, CudaTimer, HostTimer, Untimed, timer_of
 from stagetrace_vllm.engine import STEP_MARK
 from stagetrace_vllm.worker import _worker_of, wrap_execute_mm_encoder, wrap_execute_model
-
-
-class ScriptedEvent:
-    """An event that is reached when the script says so."""
-
-    def __init__(self, cuda):
-        self._cuda = cuda
-        self.at = None
-
-    def record(self):
-        """Stand in the queue of the device."""
-        self.at = len(self._cuda.recorded)
-        self._cuda.recorded.append(self)
-
-    def query(self):
-        """Whether the device has got here; a capture does not survive the question."""
-        assert not self._cuda.capturing
-        if self._cuda.broken:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.at < self._cuda.reached
-
-    def elapsed_time(self, end):
-        """So many milliseconds for each event between."""
-        assert self.query()
-        assert end.query()
-        return (end.at - self.at) * self._cuda.event_ms
-
-
-class ScriptedCuda:
-    """Stands in for ``torch.cuda``: a device that gets as far as it is told."""
-
-    def __init__(self):
-        self.recorded, self.made, self.event_ms = [], 0, 1.0
-        self.reached, self.capturing, self.broken = 0, False, False
-
-    def Event(self, *, enable_timing):  # noqa: N802 - torch's name
-        """Make an event."""
-        assert enable_timing
-        self.made += 1
-        return ScriptedEvent(self)
-
-    def is_current_stream_capturing(self):
-        """Whether a graph is captured."""
-        return self.capturing
 
 
 @pytest.fixture
@@ -207,7 +164,7 @@ def test_timer_by_device(device, timer):
 def test_choosing_loads_no_torch():
     """A host without torch is timed by its own clock, and torch is not imported for that."""
     code = (
-        "import sys; from stagetrace_vllm.device import timer_of;"
+        "import sys; from stagetrace_torch.device import timer_of;"
         "print(type(timer_of(None)).__name__, 'torch' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -219,7 +219,7 @@ def test_answer_to_nobody(tmp_path, status):
 
     sent, (request,) = run(tmp_path, application)
     assert len(sent) == 2
-    assert (request.outcome, request.facts) == (Outcome.CANCELLED, {})
+    assert (request.outcome, request.facts) == (Outcome.CANCELLED, {"path": "/v1/chat/completions"})
     assert (request.first_useful, request.last_byte) == (None, None)
 
 

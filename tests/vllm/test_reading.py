@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
+from types import SimpleNamespace
 
 import pytest
 
-from stagetrace.records import JobKind
-from stagetrace_vllm.reading import answer_id, job_kind, media_format, media_size, scheme_and_host
+from stagetrace import Recorder, read_spool
+from stagetrace.records import JobKind, RecordKind
+from stagetrace_vllm.reading import announce_version, answer_id, job_kind, media_format, media_size
 
 
 def _tokenize_prompt():
@@ -31,22 +34,6 @@ def test_hops_to_the_media_cache_are_not_recorded():
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://user:pw@cdn.example.com:8443/private/path.jpg?token=1", ("https", "cdn.example.com")),
-        ("data:image/jpeg;base64,/9j/4AAQ", ("data", "")),
-        ("file:///etc/passwd", ("file", "")),
-        ("HTTP://Host/x", ("http", "host")),
-        ("javascript:alert(1)", ("other", "")),
-        ("", ("other", "")),
-    ],
-)
-def test_of_a_url_only_scheme_and_host_are_kept(url, expected):
-    """Paths, queries and passwords stay out."""
-    assert scheme_and_host(url) == expected
-
-
-@pytest.mark.parametrize(
     ("identifier", "numbering", "expected"),
     [
         ("chatcmpl-1-0", "", "chatcmpl-1-0"),
@@ -67,3 +54,17 @@ def test_media_facts():
     assert media_format(b"??") is None
     assert media_size(type("Image", (), {"size": (320, 240)})()) == (320, 240)
     assert media_size([1, 2]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "facts"),
+    [(SimpleNamespace(__version__="0.32.0"), {"version": "0.32.0"}), (SimpleNamespace(), {}), (None, {})],
+)
+def test_version_of_the_server(tmp_path, monkeypatch, module, facts):
+    """A process tells the version of the vLLM that it has loaded, and nothing where it has none."""
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    recorder = Recorder(tmp_path)
+    announce_version(recorder)
+    recorder.record(RecordKind.RECEIVED, 1)
+    (process,) = read_spool(tmp_path).processes.values()
+    assert process.facts == facts

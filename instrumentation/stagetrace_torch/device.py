@@ -1,6 +1,6 @@
-"""How long the encoder takes: by the host's clock, or by the device's.
+"""How long a piece of work takes: by the host's clock, or by the device's.
 
-On a device the host only launches the encoder, and the device may get to it much
+On a device the host only launches the work, and the device may get to it much
 later.  Two CUDA events around it, on the stream that it runs on, tell how long the
 device took.  Nothing here waits for the device: events are asked whether they are
 complete at later steps.  Only the difference of a close pair is used, because
@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
-from stagetrace_vllm.reading import attribute
-
 PENDING_MAX: Final = 64
-"""Pairs of events that wait for the device; further encoder calls are not timed until one is complete."""
+"""Pairs of events that wait for the device; further work is not timed until one is complete."""
 
 Timing = tuple[int, int, int]
-"""Number of the engine's process, step, and nanoseconds that the device took for the encoder."""
+"""The two numbers that the work was given, and nanoseconds that the device took for it."""
 
 
 class Event(Protocol):
@@ -38,10 +36,10 @@ class Event(Protocol):
 
 
 class Timer(Protocol):
-    """Takes the time of the encoder's part of a step.
+    """Takes the time of pieces of work.
 
     Attributes:
-        deferred: The host only launches the encoder, so that its own clock says nothing.
+        deferred: The host only launches the work, so that its own clock says nothing.
     """
 
     deferred: bool
@@ -49,22 +47,22 @@ class Timer(Protocol):
     def begin(self) -> Event | None:
         """Note the begin; what is returned goes to :meth:`end`."""
 
-    def end(self, began: Event | None, engine: int, step: int) -> None:
-        """Note the end, of a step of an engine."""
+    def end(self, began: Event | None, owner: int, number: int) -> None:
+        """Note the end; the two numbers tell what was timed, as an engine and its step do."""
 
     def finished(self) -> Iterable[Timing]:
         """Return what has become known since the last call, without waiting for the device."""
 
 
 class HostTimer:
-    """The encoder runs in the host's own time: the records around it say all."""
+    """The work is done in the host's own time: the records around it say all."""
 
     deferred = False
 
     def begin(self) -> None:
         """Nothing has to be noted."""
 
-    def end(self, began: Event | None, engine: int, step: int) -> None:
+    def end(self, began: Event | None, owner: int, number: int) -> None:
         """Nothing has to be noted."""
 
     def finished(self) -> Iterable[Timing]:
@@ -73,13 +71,13 @@ class HostTimer:
 
 
 class Untimed(HostTimer):
-    """A device without a clock that is known here: the encoder's part of the step stays unknown."""
+    """A device without a clock that is known here: how long the work took stays unknown."""
 
     deferred = True
 
 
 class CudaTimer:
-    """Two events around the encoder; they are read when the device has passed both.
+    """Two events around the work; they are read when the device has passed both.
 
     Args:
         cuda: The module ``torch.cuda``.
@@ -96,11 +94,11 @@ class CudaTimer:
         """Record an event, unless too many wait for the device or a graph is captured."""
         return self._record() if len(self._pending) < PENDING_MAX else None
 
-    def end(self, began: Event | None, engine: int, step: int) -> None:
+    def end(self, began: Event | None, owner: int, number: int) -> None:
         """Record the second event of a pair."""
         ended = None if began is None else self._record()
         if began is not None and ended is not None:
-            self._pending.append((engine, step, began, ended))
+            self._pending.append((owner, number, began, ended))
 
     def finished(self) -> Iterable[Timing]:
         """Return the pairs that the device has passed; none while a graph is captured."""
@@ -119,19 +117,19 @@ class CudaTimer:
     def _read(self) -> Iterator[Timing]:
         while self._pending:
             # Taken out first: a pair that cannot be read is not tried again.
-            engine, step, began, ended = pair = self._pending.popleft()
+            owner, number, began, ended = pair = self._pending.popleft()
             if not ended.query():
                 self._pending.appendleft(pair)
                 return
             took = round(began.elapsed_time(ended) * 1e6)
             self._spare += (began, ended)
-            yield engine, step, took
+            yield owner, number, took
 
 
-def timer_of(runner: Any) -> Timer:
-    """Choose the timer by the device that a model runner is on."""
+def timer_of(host: Any) -> Timer:
+    """Choose the timer by the device that a model runner, or a tensor, is on."""
     torch = sys.modules.get("torch")
-    device = attribute(attribute(runner, "device"), "type")
+    device = getattr(getattr(host, "device", None), "type", None)
     if device is None:
         # Asked only of a torch that is loaded and in use: asking must not start the device.
         on_cuda = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
