@@ -27,6 +27,7 @@ bench: $(VLLM)  ## cost of recording, of a traced request, and of reading
 	$(BIN)/python tests/benchmarks/recording.py
 	$(BIN)/python tests/benchmarks/stepping.py
 	$(BIN)/python tests/benchmarks/ingesting.py
+	$(BIN)/python tests/benchmarks/exporting.py
 	$(BIN)/python tests/benchmarks/serving.py
 
 format: $(DEV)  ## format the code and mend what the linter can mend

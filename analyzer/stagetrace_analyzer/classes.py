@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import operator
 import re
 import tomllib
 from dataclasses import dataclass
@@ -34,8 +35,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from stagetrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
+
+    from stagetrace.timeline import Item, RequestTimeline
 
 OTHER: Final = "other"
 """The class of a request that no rule takes."""
@@ -64,11 +67,24 @@ _FIELDS: Final = {
     "stream": _Type.FLAG,
 }
 
+_FROM_RECORDS: Final = ("prompt_tokens", "max_tokens", "label", "phase", "model", "arm", "stream")
+"""Fields that are in a request's records as they are; the others are made of its media items."""
+
 _MODALITIES: Final = ("text", "image")
 _DIGITS: Final = r"\d(?:_?\d){0,18}"
 _BOUND: Final = re.compile(rf"(<=|>=|<|>|=)\s*({_DIGITS})", re.ASCII)
 _RANGE: Final = re.compile(rf"({_DIGITS})\s*\.\.\s*({_DIGITS})", re.ASCII)
 _LARGEST: Final = 2**63 - 1
+_COMPARE: Final[dict[str, Callable[[Any, int], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+}
+
+Facts: TypeAlias = "Mapping[str, Value | None]"
+"""What is known of a request, by field; a field that is None or absent is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +96,12 @@ class Bounds:
 
     def sql(self, bind: Callable[[Value], str]) -> str:
         """Render as SQL; ``bind`` turns a value into a parameter."""
-        return " AND ".join(f"{self.field} {operator} {bind(value)}" for operator, value in self.bounds)
+        return " AND ".join(f"{self.field} {sign} {bind(value)}" for sign, value in self.bounds)
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether all of them hold; an unknown number meets none."""
+        known = facts.get(self.field)
+        return known is not None and all(_COMPARE[sign](known, value) for sign, value in self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,10 @@ class OneOf:
         """Render as SQL; ``bind`` turns a value into a parameter."""
         return f"{self.field} IN ({', '.join(bind(value) for value in self.values)})"
 
+    def holds(self, facts: Facts) -> bool:
+        """Whether it holds; an unknown text or flag meets none."""
+        return facts.get(self.field) in self.values
+
 
 @dataclass(frozen=True, slots=True)
 class ClassRule:
@@ -106,6 +131,10 @@ class ClassRule:
         """Render as a branch of a SQL ``CASE``; ``bind`` turns a value into a parameter."""
         conditions = " AND ".join(condition.sql(bind) for condition in self.where) or "TRUE"
         return f"WHEN {conditions} THEN {bind(self.name)}"
+
+    def holds(self, facts: Facts) -> bool:
+        """Whether all conditions hold."""
+        return all(condition.holds(facts) for condition in self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +163,41 @@ class ClassRules:
 
         branches = [rule.sql(bind) for rule in self.rules]
         return f"CASE {' '.join(branches)} ELSE {bind(OTHER)} END", parameters
+
+    def class_of(self, facts: Facts) -> str:
+        """Return the class of one request: what `case_expression` gives for the same facts.
+
+        Args:
+            facts: As `class_facts` returns them.
+        """
+        return next((rule.name for rule in self.rules if rule.holds(facts)), OTHER)
+
+
+def class_facts(request: RequestTimeline) -> dict[str, Value | None]:
+    """Return the fields that rules are about, for one request; None is unknown."""
+    items = request.items.values()
+    media_items = request.facts.get("media_items", len(items) or None)
+    modality = None
+    if isinstance(media_items, int):
+        modality = "image" if media_items > 0 else "text"
+    return {name: request.facts.get(name) for name in _FROM_RECORDS} | {
+        "modality": modality,
+        "media_items": media_items,
+        "media_bytes": _sum(item.facts.get("bytes") for item in items),
+        "pixels": _sum(_item_pixels(item) for item in items),
+    }
+
+
+def _item_pixels(item: Item) -> int | None:
+    width, height = item.facts.get("width"), item.facts.get("height")
+    return width * height if isinstance(width, int) and isinstance(height, int) else None
+
+
+def _sum(values: Iterable[object]) -> int | None:
+    """Add up what is known of every media item; None when there is none, or not of all."""
+    found = list(values)
+    known = [value for value in found if isinstance(value, int)]
+    return sum(known) if known and len(known) == len(found) else None
 
 
 def load_rules(path: Path | None = None) -> ClassRules:

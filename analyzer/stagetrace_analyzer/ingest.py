@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +19,9 @@ from stagetrace.gaps import NEVER, Gap
 from stagetrace.partition import Interval, Partition, partition
 from stagetrace.records import StopReason
 from stagetrace.spool import SpoolData, is_spool, read_spool
-from stagetrace.stages import Outcome, Stage
-from stagetrace.timeline import Item, RequestTimeline, Steps
+from stagetrace.summary import ended_stage, shared_intervals
+from stagetrace.timeline import RequestTimeline, Steps
+from stagetrace_analyzer.classes import class_facts
 from stagetrace_analyzer.dataset import (
     CHECKS,
     INGEST,
@@ -111,7 +112,7 @@ class _KeyedHash:
 
 def _request_row(request: RequestTimeline, parts: Partition, pair: ClockPair) -> Row:
     facts = request.facts
-    items = list(request.items.values())
+    classed = class_facts(request)
     trace_id, parent_span_id = _trace_context(facts.get("traceparent"))
     return {name: facts.get(name) for name in _FACT_COLUMNS} | {
         "request_id": request.request_id,
@@ -124,10 +125,10 @@ def _request_row(request: RequestTimeline, parts: Partition, pair: ClockPair) ->
         "completion_ns": _since(request, request.last_byte),
         "ended_ns": _since(request, request.ended),
         "outcome": request.outcome,
-        "ended_stage": _ended_stage(request, parts),
-        "media_items": facts.get("media_items", len(items) or None),
-        "media_bytes": _sum_of(items, "bytes"),
-        "pixels": _pixels(items),
+        "ended_stage": ended_stage(request, parts),
+        "media_items": classed["media_items"],
+        "media_bytes": classed["media_bytes"],
+        "pixels": classed["pixels"],
         "joined": _joined(request),
     }
 
@@ -152,27 +153,6 @@ _FACT_COLUMNS: Final = (
 
 def _since(request: RequestTimeline, time: int | None) -> int | None:
     return None if time is None else time - request.received
-
-
-def _ended_stage(request: RequestTimeline, parts: Partition) -> str | None:
-    """Return the stage in which a request failed or broke off; that the client was told comes after it."""
-    if request.outcome is Outcome.OK:
-        return None
-    stages = [interval.stage for interval in parts.completion]
-    told = request.outcome is Outcome.ERROR and stages[-1:] == [Stage.RESPOND]
-    return next(iter(reversed(stages[:-1] if told else stages)), None)
-
-
-def _sum_of(items: Iterable[Item], fact: str) -> int | None:
-    values = [item.facts.get(fact) for item in items]
-    known = [value for value in values if isinstance(value, int)]
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _pixels(items: Iterable[Item]) -> int | None:
-    sides = [(item.facts.get("width"), item.facts.get("height")) for item in items]
-    known = [w * h for w, h in sides if isinstance(w, int) and isinstance(h, int)]
-    return sum(known) if known and len(known) == len(sides) else None
 
 
 def _trace_context(traceparent: object) -> tuple[str | None, str | None]:
@@ -212,9 +192,7 @@ def _media_rows(request: RequestTimeline, parts: Partition, keyed: _KeyedHash) -
 
 
 def _stage_rows(request: RequestTimeline, parts: Partition) -> Iterator[Row]:
-    shared = len(
-        list(takewhile(lambda pair: pair[0] == pair[1], zip(parts.ttft, parts.completion, strict=False)))
-    )
+    shared = shared_intervals(parts)
     occurrences: dict[str, int] = {}
     yield from _intervals(request, parts.ttft[:shared], "both", occurrences)
     yield from _intervals(request, parts.ttft[shared:], "ttft", dict(occurrences))

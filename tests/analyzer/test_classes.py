@@ -9,8 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagetrace.errors import UsageError
-from stagetrace_analyzer.classes import ClassRules, load_rules, parse_rules
+from stagetrace.timeline import Item, RequestTimeline
+from stagetrace_analyzer.classes import (
+    Bounds,
+    ClassRule,
+    ClassRules,
+    OneOf,
+    class_facts,
+    load_rules,
+    parse_rules,
+)
 
+DUCKDB = duckdb.connect()
 FACTS = {
     "modality": "VARCHAR",
     "media_items": "BIGINT",
@@ -27,13 +37,13 @@ FACTS = {
 
 
 def classified(rules: ClassRules, **facts: object) -> str:
-    """Return the class of a request with these facts; the others are unknown."""
+    """Return the class of a request with these facts, in SQL and in Python; the others are unknown."""
     expression, parameters = rules.case_expression()
     columns = ", ".join(f"${name}::{kind} AS {name}" for name, kind in FACTS.items())
     values = {name: facts.get(name) for name in FACTS}
-    with duckdb.connect() as connection:
-        sql = f"SELECT {expression} FROM (SELECT {columns})"
-        found = connection.execute(sql, {**parameters, **values}).fetchall()
+    sql = f"SELECT {expression} FROM (SELECT {columns})"
+    found = DUCKDB.execute(sql, {**parameters, **values}).fetchall()
+    assert rules.class_of(facts) == found[0][0]
     return found[0][0]
 
 
@@ -93,6 +103,43 @@ def test_conditions(condition: str, holds: list[object], fails: list[object]) ->
     field = condition.partition(" = ")[0]
     assert [classified(rules, **{field: value}) for value in holds] == ["hit"] * len(holds)
     assert [classified(rules, **{field: value}) for value in fails] == ["other"] * len(fails)
+
+
+def bounds(field: str) -> st.SearchStrategy[Bounds]:
+    """Conditions of a number: one or two bounds."""
+    signs = st.sampled_from(["<", "<=", ">", ">=", "="])
+    return st.lists(st.tuples(signs, NUMBERS), min_size=1, max_size=2).map(lambda b: Bounds(field, tuple(b)))
+
+
+def one_of(field: str) -> st.SearchStrategy[OneOf]:
+    """Conditions of a text or a flag."""
+    return st.lists(VALUES[FACTS[field]], min_size=1, max_size=3).map(lambda v: OneOf(field, tuple(v)))
+
+
+NUMBERS = st.integers(0, 3) | st.integers(0, 2**63 - 1)
+VALUES = {
+    "BIGINT": NUMBERS,
+    "VARCHAR": st.sampled_from(["text", "image"]) | st.text(max_size=2),
+    "BOOLEAN": st.booleans(),
+}
+CONDITIONS = st.sampled_from(sorted(FACTS)).flatmap(
+    lambda field: bounds(field) if FACTS[field] == "BIGINT" else one_of(field)
+)
+RULES = st.lists(
+    st.builds(ClassRule, st.text(min_size=1, max_size=2), st.lists(CONDITIONS, max_size=3).map(tuple)),
+    min_size=1,
+    max_size=4,
+).map(lambda rules: ClassRules(tuple(rules)))
+
+
+@settings(deadline=None)
+@given(
+    RULES,
+    st.fixed_dictionaries({}, optional={name: st.none() | VALUES[kind] for name, kind in FACTS.items()}),
+)
+def test_python_and_sql_agree(rules: ClassRules, facts: dict[str, object]) -> None:
+    """The same rules give a request the same class in a live process and in the analysis, unknown facts included."""
+    assert classified(rules, **facts) in rules.names
 
 
 @settings(deadline=None)
@@ -198,3 +245,30 @@ def test_rules_are_read_from_a_file(tmp_path: Path) -> None:
         load_rules(path)
     with pytest.raises(UsageError, match=r"cannot read .*missing"):
         load_rules(tmp_path / "missing")
+
+
+def test_fields_of_a_request() -> None:
+    """Sizes are summed over the items, and unknown when that of one of them is; no items is no size."""
+    request = RequestTimeline("request", "api", received=0)
+    assert set(class_facts(request)) == set(FACTS)
+    assert set(class_facts(request).values()) == {None}
+    request.facts = {"media_items": 0, "max_tokens": 16, "stream": False, "label": "chat"}
+    assert {name: fact for name, fact in class_facts(request).items() if fact is not None} == {
+        "modality": "text",
+        "media_items": 0,
+        "max_tokens": 16,
+        "stream": False,
+        "label": "chat",
+    }
+    del request.facts["media_items"]
+    request.items = {n: Item(n, 0, facts={"bytes": 10, "width": 3, "height": 2}) for n in range(2)}
+    facts = class_facts(request)
+    assert (facts["modality"], facts["media_items"], facts["media_bytes"], facts["pixels"]) == (
+        "image",
+        2,
+        20,
+        12,
+    )
+    del request.items[1].facts["height"], request.items[0].facts["bytes"]
+    facts = class_facts(request)
+    assert (facts["media_items"], facts["media_bytes"], facts["pixels"]) == (2, None, None)
