@@ -1,0 +1,1 @@
+"""A small server that captions images, and is traced with stagetrace."""
