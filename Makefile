@@ -23,11 +23,13 @@ check: $(DEV)  ## format, lint, types, docs and the fast tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not live"
 
-bench: $(VLLM)  ## cost of recording, of a traced request, and of reading
+bench: $(VLLM)  ## cost of recording, of a traced request, of reading and exporting
 	$(BIN)/python tests/benchmarks/recording.py
 	$(BIN)/python tests/benchmarks/stepping.py
 	$(BIN)/python tests/benchmarks/ingesting.py
 	$(BIN)/python tests/benchmarks/exporting.py
+	$(BIN)/python tests/benchmarks/metrics.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/profiling.py
 	$(BIN)/python tests/benchmarks/serving.py
 
 format: $(DEV)  ## format the code and mend what the linter can mend

@@ -372,6 +372,21 @@ def _record_facts(traced: Traced, facts: Mapping[str, object]) -> None:
             _misuse(Misuse.UNKNOWN_FACT)
 
 
+def facts(**known: Unpack[Facts]) -> None:
+    """Tell facts of the current request, as soon as they are known.
+
+    Args:
+        known: See :class:`Facts`.
+    """
+    traced = _current()
+    if traced.recorder is None:
+        return
+    try:
+        _record_facts(traced, known)
+    except Exception:  # noqa: BLE001 - nothing of ours may reach the host
+        traced.recorder.fault()
+
+
 def item(index: int, **facts: Unpack[ItemFacts]) -> None:
     """Tell facts of a media item of the current request.
 

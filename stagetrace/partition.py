@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from stagetrace.critical_path import critical_path
 from stagetrace.records import JobKind
 from stagetrace.stages import Horizon, Kind, Outcome, Reason, Stage
-from stagetrace.timeline import EngineRequest, Item, Job, RequestTimeline, Step, Steps
+from stagetrace.timeline import EngineRequest, Item, Job, Part, RequestTimeline, Step, Steps
 
 
 class Interval(NamedTuple):
@@ -73,6 +73,7 @@ _WAITS: Final = {
 }
 """What the time before a part is that a server told of: the wait for it, where its stage has one."""
 
+_DECODING: Final = frozenset({Stage.DECODE_WAIT, Stage.DECODE})
 _SILENT: Final = frozenset({Stage.RECEIVE, Stage.RESPOND, Stage.UNATTRIBUTED})
 """Where hooks say nothing of what the server did, so that it may tell itself."""
 
@@ -212,16 +213,30 @@ def _as_told(request: RequestTimeline, end: int | None) -> Partition:
     received, useful = request.received, request.first_useful
     ready = [item for item in request.items.values() if item.ready is not None]
     last = max(ready, key=lambda item: (item.ready or 0, item.index), default=None)
+    first = _parts_of_first_output(request)
     return Partition(
-        ttft=() if useful is None else _cover(received, useful, _along_parts(request, useful)),
-        completion=() if end is None else _cover(received, end, _along_parts(request, end)),
+        ttft=() if useful is None else _cover(received, useful, _along_parts(request, first, useful)),
+        completion=() if end is None else _cover(received, end, _along_parts(request, request.parts, end)),
         critical_item=None if last is None else last.index,
     )
 
 
-def _along_parts(request: RequestTimeline, end: int) -> Iterator[Interval]:
-    """Go along the parts of a request, and say what the time between them is as far as it is known."""
-    line = critical_path(request.parts, request.received, end)
+def _parts_of_first_output(request: RequestTimeline) -> list[Part]:
+    """Return the parts that the first output waited for.
+
+    Prefill makes the first token.  While that is on its way out of a stream, later ones are decoded.
+    """
+    useful = request.first_useful
+    if useful is None or not request.facts.get("stream"):
+        return request.parts
+    prefills = [part.end for part in request.parts if part.stage is Stage.PREFILL and part.end is not None]
+    first = max((end for end in prefills if end <= useful), default=useful)
+    return [part for part in request.parts if part.stage not in _DECODING or part.begin < first]
+
+
+def _along_parts(request: RequestTimeline, parts: Iterable[Part], end: int) -> Iterator[Interval]:
+    """Go along parts of a request, and say what the time between them is as far as it is known."""
+    line = critical_path(parts, request.received, end)
     output = end if request.first_useful is None else min(request.first_useful, end)
     cursor = request.received
     for place, (begin, stop, part) in enumerate(line):

@@ -100,7 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.post("/caption")
     async def caption(wanted: CaptionRequest) -> Response:
-        stagetrace.finish(media_items=len(wanted.images), max_tokens=wanted.max_tokens, stream=wanted.stream)
+        stagetrace.facts(media_items=len(wanted.images), max_tokens=wanted.max_tokens, stream=wanted.stream)
         letters = captioner.caption(wanted)
         try:
             # The first one comes before the head of the answer, so that a failure has its status.

@@ -209,7 +209,8 @@ def test_headers_that_are_none_are_counted(spool, headers):
 
 def test_facts(spool):
     """Known facts reach the request; None is unknown."""
-    with stagetrace.request(facts={"model": "tiny", "max_tokens": 7, "stream": False, "external_id": "a-1"}):
+    with stagetrace.request(facts={"model": "tiny", "max_tokens": 7, "stream": False}):
+        stagetrace.facts(external_id="a-1", phase=None)
         stagetrace.finish(
             finish_reason="stop", output_tokens=3, cached_tokens=None, media_items=0, status=200
         )

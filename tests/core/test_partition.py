@@ -604,6 +604,32 @@ def test_request_of_a_server_that_tells():
     ]
 
 
+@pytest.mark.parametrize(
+    ("stream", "before"),
+    [
+        (True, [("prefill", 11), ("respond", 10)]),
+        (False, [("prefill", 11), ("decode.wait", 2), ("decode", 8)]),
+    ],
+)
+def test_later_tokens_do_not_hold_up_the_first_one(stream, before):
+    """A stream's tokens that are decoded while the first one is on its way are not on the way to it."""
+    builder = RequestBuilder()
+    builder.request.facts["stream"] = stream
+    builder.part(Stage.PREFILL, 9, 20)
+    builder.part(Stage.DECODE_WAIT, 20, 22)
+    builder.part(Stage.DECODE, 22, 40)
+    request = builder.answered(60, first_useful=30)
+    parts = partition(request)
+    check_partition(request, parts)
+    assert summarize(parts.ttft) == [("receive", 9), *before]
+    assert summarize(parts.completion)[1:] == [
+        ("prefill", 11),
+        ("decode.wait", 2),
+        ("decode", 18),
+        ("respond", 20),
+    ]
+
+
 def test_items_that_a_server_tells_of():
     """The path leads through the item that was ready last; what is no fetch of it is the wait for its decoding."""
     builder = RequestBuilder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -165,25 +166,27 @@ def test_query_of_the_dataset_page_runs(demo, monkeypatch):
     assert duckdb.sql(query).fetchall()[0][0] == "prefill.wait"
 
 
-def test_python_example_runs(tmp_path, monkeypatch, capsys):
-    """The README's Python example runs on a spool."""
-    from stagetrace import Recorder
-    from stagetrace.records import RecordKind
-
-    recorder = Recorder(tmp_path / "stagetrace-demo" / "spool")
-    for kind in (RecordKind.RECEIVED, RecordKind.LAST_BYTE, RecordKind.ENDED):
-        recorder.record(kind, 1)
-    monkeypatch.chdir(tmp_path)
-    (example,) = blocks(read("README.md"), "python")
-    exec(compile(example, "README.md", "exec"), {})  # noqa: S102 - it is our own page
-    assert "ms waited" in capsys.readouterr().out
+def test_python_examples_run(tmp_path):
+    """What the README's first Python example records is read by its second one."""
+    recording, reading = blocks(read("README.md"), "python")
+    spool = tmp_path / "stagetrace-demo" / "spool"
+    for example in (recording, reading):
+        done = subprocess.run(
+            [sys.executable, "-c", example],
+            cwd=tmp_path,
+            env=os.environ | {"STAGETRACE_SPOOL": str(spool)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert re.fullmatch(r"\w+-1 ok \d+\.\d+ ms waited\n", done.stdout)
 
 
 def test_settings_in_the_documentation_exist():
     """Every environment variable of ours that a page names is one that the code reads."""
     sources = "".join(
         path.read_text(encoding="utf-8")
-        for folder in ("stagetrace", "instrumentation", "analyzer")
+        for folder in ("stagetrace", "instrumentation", "analyzer", "exporter")
         for path in (ROOT / folder).rglob("*.py")
     )
     named = {name for page in PAGES for name in re.findall(r"STAGETRACE_[A-Z_]+", read(page))}
