@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextvars import Token
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, TypedDict, TypeGuard, TypeVar, Unpack, get_args
 
@@ -109,6 +110,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _U32: Final = 0xFFFFFFFF
 _NUMBER_END: Final = 1 << 62
 _NO_CODE: Final = 0
+_CARRIER_KEYS: Final = frozenset({CARRIER_KEY.encode()})
 _ROLE: Final = re.compile(r"[a-z0-9_]{1,32}")
 _CARRIED: Final = re.compile(r"[0-9a-f]{1,32}-[0-9]{1,10}")
 
@@ -162,10 +164,11 @@ _RESUMED = int(RecordKind.RESUMED)
 _MISUSED = int(RecordKind.MISUSED)
 
 
-class _Sampling:
-    """Which requests are recorded; None is all."""
+class _Started:
+    """What was asked for: which requests to record (None is all), and the process whose service is told."""
 
     sampler: Sampler | None = None
+    process: str | None = None
 
 
 def start(
@@ -187,12 +190,16 @@ def start(
         recorder = open_recorder(spool)
         if recorder is None:
             return
-        sampler = setting(SAMPLE_VARIABLE, parse_sampler, Sampler())
-        _Sampling.sampler = None if sampler.takes_all else sampler
-        if service is not None:
-            recorder.announce(RecordKind.PROCESS_FACT, Fact.SERVICE, str(service))
         if recorder.role is None:
             recorder.role = role if role is not None and _ROLE.fullmatch(role) else "api"
+        sampler = setting(SAMPLE_VARIABLE, parse_sampler, Sampler())
+        _Started.sampler = None if sampler.takes_all else sampler
+        if service is not None and _Started.process != recorder.process:
+            _Started.process = recorder.process
+            announce = partial(recorder.announce, RecordKind.PROCESS_FACT, Fact.SERVICE, str(service))
+            announce()
+            # The recorder of a forked process begins anew.
+            os.register_at_fork(after_in_child=announce)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the host
         _log.warning("stagetrace: could not be started as asked: %s", error)
 
@@ -263,7 +270,7 @@ class request(_Block):  # noqa: N801 - used as a function
         if traced is None or token is None:
             return
         self._traced = self._token = None
-        leave(token)
+        leave(token, traced)
         now = monotonic_ns()
         if error is None and traced.recorder is not None:
             traced.recorder.record_at(now, _LAST_BYTE, traced.number)
@@ -280,7 +287,7 @@ def receive(recorder: Recorder, headers: Headers | None) -> Traced:
         known = []
         recorder.record(_MISUSED, 0, Misuse.UNKNOWN_HEADERS)
     number = next(request_numbers)
-    if _Sampling.sampler is not None and not _Sampling.sampler.takes(trace_parent(known)):
+    if _Started.sampler is not None and not _Started.sampler.takes(trace_parent(known)):
         recorder.record_at(now, _NOT_SAMPLED, number)
         return LEFT_OUT
     recorder.record_at(now, _RECEIVED, number)
@@ -293,6 +300,7 @@ def end(traced: Traced, error: type[BaseException] | None, now: int) -> None:
     recorder = traced.recorder
     if recorder is None:
         return
+    traced.over = True
     if error is not None and is_cancellation(error):
         recorder.record_at(now, _DISCONNECTED, traced.number)
     elif error is not None:
@@ -306,15 +314,20 @@ def is_cancellation(error: type[BaseException]) -> bool:
     return not issubclass(error, Exception | KeyboardInterrupt | SystemExit)
 
 
-def first_output() -> None:
+def first_output(tokens_before: int = 0) -> None:
     """Say that the first useful byte of the answer was handed to the transport; only the first call counts.
 
     Without it the request has no time to first output in reports.
+
+    Args:
+        tokens_before: Tokens that had to be decoded before it and made no useful output, each a ``DECODE``
+            stage.  All else that is decoded before it is for later output.
     """
     traced = _current()
     if not traced.began_output:
         traced.began_output = True
-        traced.record(_FIRST_USEFUL, traced.number, NONE)
+        known = isinstance(tokens_before, int) and 0 <= tokens_before < NONE
+        traced.record(_FIRST_USEFUL, traced.number, tokens_before if known else NONE)
 
 
 def finish(
@@ -358,6 +371,9 @@ def _record_outcome(traced: Traced, recorder: Recorder, outcome: object, code: s
 def _record_facts(traced: Traced, facts: Mapping[str, object]) -> None:
     recorder = traced.recorder
     if recorder is None:
+        return
+    if not isinstance(facts, Mapping):
+        _misuse(Misuse.UNKNOWN_FACT)
         return
     for name, value in facts.items():
         if value is None:
@@ -454,9 +470,9 @@ class stage(_Block):  # noqa: N801 - used as a function
 
     def __enter__(self) -> None:
         self._traced = traced = current.get()
-        if traced is None or not self._code:
+        if traced is None or traced.over or not self._code:
             self._traced = None
-            _count_in_vain(traced)
+            _count_in_vain(self._code)
             return
         self._part = part = next(traced.parts)
         traced.record(_STAGE_BEGIN, traced.number, part, self._code, self._item)
@@ -478,10 +494,10 @@ class stage(_Block):  # noqa: N801 - used as a function
         return again
 
 
-def _count_in_vain(traced: Traced | None) -> None:
+def _count_in_vain(code: int) -> None:
     """Count a stage that cannot be recorded: nobody's, or one that there is not."""
     if process_recorder() is not None:
-        _misuse(Misuse.CALL_OUTSIDE_A_REQUEST if traced is None else Misuse.UNKNOWN_STAGE)
+        _misuse(Misuse.CALL_OUTSIDE_A_REQUEST if code else Misuse.UNKNOWN_STAGE)
 
 
 class Ticket:
@@ -540,7 +556,7 @@ class Work(_Block):
         self, error: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
         self._traced.record(_STAGE_END, self._traced.number, self._part)
-        leave(self._token)
+        leave(self._token, self._traced)
 
 
 def wait(stage: WaitedStage, item: int | None = None) -> Ticket:
@@ -558,8 +574,8 @@ def wait(stage: WaitedStage, item: int | None = None) -> Ticket:
         waiting, work = _WAIT[stage], _WORK[stage]
     except (KeyError, TypeError):
         waiting = work = _NO_CODE
-    if traced is None or not work:
-        _count_in_vain(traced)
+    if traced is None or traced.over or not work:
+        _count_in_vain(work)
         traced = LEFT_OUT
     return Ticket(traced, waiting, work, NONE if item is None else _place(item))
 
@@ -574,7 +590,7 @@ def carrier() -> dict[str, str]:
     nothing of the request is recorded.
     """
     traced = current.get()
-    name = "" if traced is None else traced.request_id
+    name = "" if traced is None or traced.over else traced.request_id
     return {CARRIER_KEY: name} if name else {}
 
 
@@ -590,10 +606,11 @@ class resume(_Block):  # noqa: N801 - used as a function
             that is not recorded.
     """
 
-    __slots__ = ("_carrier", "_token")
+    __slots__ = ("_carrier", "_token", "_traced")
 
-    def __init__(self, carrier: Mapping[str, str]) -> None:
+    def __init__(self, carrier: Headers) -> None:
         self._carrier = carrier
+        self._traced: Traced | None = None
         self._token: Token[Traced | None] | None = None
 
     def __enter__(self) -> None:
@@ -602,7 +619,8 @@ class resume(_Block):  # noqa: N801 - used as a function
             return
         try:
             recorder.look()
-            self._token = current.set(_resumed(recorder, self._carrier))
+            self._traced = _resumed(recorder, self._carrier)
+            self._token = current.set(self._traced)
         except Exception:  # noqa: BLE001 - nothing of ours may reach the host
             recorder.fault()
 
@@ -611,14 +629,18 @@ class resume(_Block):  # noqa: N801 - used as a function
     ) -> None:
         token, self._token = self._token, None
         if token is not None:
-            leave(token)
+            leave(token, self._traced)
 
 
-def _resumed(recorder: Recorder, carrier: object) -> Traced:
-    name = carrier.get(CARRIER_KEY, "") if isinstance(carrier, Mapping) else None
-    if name == "":
+def _resumed(recorder: Recorder, carrier: Headers) -> Traced:
+    try:
+        found = [value for _, value in known_headers(carrier, _CARRIER_KEYS)]
+    except Exception:  # noqa: BLE001 - whatever was given for a carrier
+        found = [b"-"]
+    if not found:
         return LEFT_OUT
-    if not isinstance(name, str) or _CARRIED.fullmatch(name) is None:
+    name = found[0].decode("ascii", "replace")
+    if _CARRIED.fullmatch(name) is None:
         _misuse(Misuse.UNKNOWN_CARRIER)
         return LEFT_OUT
     traced = Traced(recorder, next(request_numbers), name)
@@ -632,7 +654,7 @@ def _resumed(recorder: Recorder, carrier: object) -> Traced:
 def _current() -> Traced:
     """Return the current request, or the one that stands for nobody's."""
     traced = current.get()
-    if traced is None:
+    if traced is None or traced.over:
         _misuse(Misuse.CALL_OUTSIDE_A_REQUEST)
         return LEFT_OUT
     return traced

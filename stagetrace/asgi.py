@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from stagetrace.api import end, is_cancellation, receive
 from stagetrace.clock import monotonic_ns
-from stagetrace.recording import Traced, current, leave, process_recorder
-from stagetrace.records import NONE, Fact, RecordKind
+from stagetrace.recording import LEFT_OUT, Traced, current, leave, process_recorder
+from stagetrace.records import NONE, Fact, Misuse, RecordKind
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -17,6 +17,7 @@ Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _NOT_CALLS: Final = frozenset({"HEAD", "OPTIONS"})
 _FIRST_ERROR: Final = 400
+_FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 _BY_SERVER: Final = 1
 _U32: Final = 0xFFFFFFFF
 
@@ -27,6 +28,7 @@ _LAST_BYTE = int(RecordKind.LAST_BYTE)
 _DISCONNECTED = int(RecordKind.DISCONNECTED)
 _ENDED = int(RecordKind.ENDED)
 _FACT_TEXT = int(RecordKind.FACT_TEXT)
+_MISUSED = int(RecordKind.MISUSED)
 
 
 def is_useful(body: bytes) -> bool:
@@ -58,7 +60,7 @@ class TracingMiddleware:
         useful: Callable[[bytes], bool] = is_useful,
     ) -> None:
         self._app = app
-        self._paths = None if paths is None else frozenset(paths)
+        self._paths = None if paths is None else frozenset([paths] if isinstance(paths, str) else paths)
         self._useful = useful
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -68,9 +70,9 @@ class TracingMiddleware:
             if scope["method"] not in _NOT_CALLS and (self._paths is None or path in self._paths):
                 await self._trace(path, scope, receive, send)
                 return
-        # A pipelined request may begin in the context of the one before it.
-        if current.get() is not None:
-            current.set(None)
+        # A pipelined request may begin in the context of the one before it; one that is not to be
+        # recorded is no misuse either.
+        current.set(LEFT_OUT if scope["type"] == "http" else None)
         await self._app(scope, receive, send)
 
     async def _trace(self, path: str, scope: Any, receive_message: Receive, send: Send) -> None:
@@ -81,7 +83,7 @@ class TracingMiddleware:
             try:
                 await self._app(scope, receive_message, send)
             finally:
-                leave(token)
+                leave(token, traced)
             return
         if self._paths is not None:  # else a client may have put anything into it
             recorder.record(_FACT_TEXT, traced.number, Fact.PATH, recorder.intern(path))
@@ -94,24 +96,31 @@ class TracingMiddleware:
             error = type(raised)
             raise
         finally:
-            leave(token)
+            leave(token, traced)
             if error is not None and is_cancellation(error):
                 # Servers cancel what still runs when they end; of a client that left they tell otherwise.
+                traced.over = True
                 traced.record(_ENDED, traced.number, _BY_SERVER)
             else:
-                end(traced, error, monotonic_ns())
+                # What fails behind the last byte, or because the client has left, is no end of the request.
+                end(traced, None if call.is_over else error, monotonic_ns())
 
 
 class _Call:
     """What is known of a call while it is answered."""
 
-    __slots__ = ("_body_bytes", "_failed", "_gone", "_streams", "_traced", "_useful")
+    __slots__ = ("_body_bytes", "_failed", "_gone", "_streams", "_traced", "_useful", "_whole")
 
     def __init__(self, traced: Traced, useful: Callable[[bytes], bool]) -> None:
         self._traced = traced
         self._useful = useful
         self._body_bytes = 0
-        self._failed = self._gone = self._streams = False
+        self._failed = self._gone = self._streams = self._whole = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last byte was sent, or the client has left."""
+        return self._gone or self._whole
 
     def receiving(self, receive: Receive) -> Receive:
         async def traced_receive() -> Message:
@@ -123,19 +132,22 @@ class _Call:
 
     def sending(self, send: Send) -> Send:
         def traced_send(message: Message) -> Awaitable[None]:
-            # The bulk of a stream passes without a frame of ours in between.
+            # Of the bulk of a stream nothing is noted.
             if self._traced.began_output and message.get("more_body"):
-                return send(message)
+                return self._send(send, message)
             return self._send_and_note(send, message)
 
         return traced_send
 
-    async def _send_and_note(self, send: Send, message: Message) -> None:
+    async def _send(self, send: Send, message: Message) -> None:
         try:
             await send(message)
         except OSError:
             self._note_gone()
             raise
+
+    async def _send_and_note(self, send: Send, message: Message) -> None:
+        await self._send(send, message)
         if not self._gone:  # servers take what nobody reads
             self._guarded(self._note_sent, message)
 
@@ -164,6 +176,15 @@ class _Call:
             self._note_start(message)
         elif message["type"] == "http.response.body":
             self._note_body(message.get("body", b""), more=bool(message.get("more_body")))
+        elif message["type"] in _FILES:
+            self._note_body(b"file", more=bool(message.get("more_body")))
+
+    def _is_useful(self, body: bytes) -> bool:
+        try:
+            return self._useful(body)
+        except Exception:  # noqa: BLE001 - the server's own function: it must not end recording
+            self._traced.record(_MISUSED, 0, Misuse.FAILED_CALLBACK)
+            return True
 
     def _note_start(self, message: Message) -> None:
         status = message["status"]
@@ -179,8 +200,9 @@ class _Call:
         first = body and not (self._failed or traced.began_output)
         if traced.recorder is None:
             return
-        if first and (not self._streams or self._useful(body)):
+        if first and (not self._streams or self._is_useful(body)):
             traced.began_output = True
             traced.recorder.record_at(now, _FIRST_USEFUL, traced.number, NONE)
         if not more:
+            self._whole = True
             traced.recorder.record_at(now, _LAST_BYTE, traced.number)

@@ -32,6 +32,7 @@ _BAGGAGE_FACTS: Final = {
 }
 _READ: Final = frozenset({b"traceparent", b"baggage"})
 _TRACE_PARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_BEHIND_HOST: Final = re.compile(r"[/?#]")
 _UNIX_NS_DIGITS: Final = 19
 _U32: Final = 0xFFFFFFFF
 
@@ -44,15 +45,15 @@ def is_trace_parent(value: bytes) -> bool:
     return _TRACE_PARENT.fullmatch(value) is not None
 
 
-def known_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are read, with their names in lower case.
+def known_headers(headers: Headers, names: frozenset[bytes] = _READ) -> list[tuple[bytes, bytes]]:
+    """Return the headers of some names, by default those that are read, with their names in lower case.
 
     Raises:
         Exception: What was given are no headers.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     found = ((_bytes(name).lower(), value) for name, value in pairs)
-    return [(name, _bytes(value)) for name, value in found if name in _READ]
+    return [(name, _bytes(value)) for name, value in found if name in names]
 
 
 def _bytes(text: str | bytes) -> bytes:
@@ -105,9 +106,12 @@ def baggage_facts(value: bytes) -> Iterable[tuple[Fact, str]]:
 def scheme_and_host(url: str) -> tuple[str, str]:
     """Return the only parts of a URL that are kept; the host is empty for data and file URLs."""
     head = url[:HEADER_MAX_BYTES]
-    scheme = head.partition(":")[0].lower()
+    scheme, _, rest = head.partition(":")
+    scheme = scheme.lower()
     if scheme not in {"http", "https"}:
         return (scheme if scheme in {"data", "file"} else "other"), ""
+    if len(head) < len(url) and not _BEHIND_HOST.search(rest, 2):
+        return scheme, ""  # cut before its end, perhaps within a password
     try:
         return scheme, urlsplit(head).hostname or ""
     except ValueError:

@@ -66,13 +66,7 @@ _OWN_WAITS: Final = {
 """Waits named after the reason that keeps the request itself out of steps."""
 
 
-_WAITS: Final = {
-    **{Stage(wait.removesuffix(".wait")): wait for wait in Stage if wait.kind is Kind.WAIT},
-    **{wait: wait for wait in Stage if wait.kind is Kind.WAIT},
-    Stage.RETRIEVAL: Stage.MEDIA_DECODE_WAIT,
-}
-"""What the time before a part is that a server told of: the wait for it, where its stage has one."""
-
+_LOADING: Final = frozenset({Stage.RETRIEVAL, Stage.MEDIA_DECODE_WAIT, Stage.MEDIA_DECODE})
 _DECODING: Final = frozenset({Stage.DECODE_WAIT, Stage.DECODE})
 _SILENT: Final = frozenset({Stage.RECEIVE, Stage.RESPOND, Stage.UNATTRIBUTED})
 """Where hooks say nothing of what the server did, so that it may tell itself."""
@@ -230,8 +224,11 @@ def _parts_of_first_output(request: RequestTimeline) -> list[Part]:
     if useful is None or not request.facts.get("stream"):
         return request.parts
     prefills = [part.end for part in request.parts if part.stage is Stage.PREFILL and part.end is not None]
-    first = max((end for end in prefills if end <= useful), default=useful)
-    return [part for part in request.parts if part.stage not in _DECODING or part.begin < first]
+    made = max((end for end in prefills if end <= useful), default=useful)
+    if request.tokens_before:
+        decodes = sorted(p.begin for p in request.parts if p.stage is Stage.DECODE and p.begin >= made)
+        made = next(iter(decodes[request.tokens_before :]), useful)
+    return [part for part in request.parts if part.stage not in _DECODING or part.begin < made]
 
 
 def _along_parts(request: RequestTimeline, parts: Iterable[Part], end: int) -> Iterator[Interval]:
@@ -239,23 +236,19 @@ def _along_parts(request: RequestTimeline, parts: Iterable[Part], end: int) -> I
     line = critical_path(parts, request.received, end)
     output = end if request.first_useful is None else min(request.first_useful, end)
     cursor = request.received
+    item = None
     for place, (begin, stop, part) in enumerate(line):
-        wait = _WAITS.get(part.stage)
         if not place:
             yield Interval(Stage.RECEIVE, cursor, begin)
-        elif wait is part.stage:
-            begin = cursor  # noqa: PLW2901 - it waited before it said so
-        elif wait is not None:
-            yield Interval(wait, cursor, begin, item=part.item)
-        else:
-            yield Interval(Stage.DECODE, max(cursor, output), begin)
+        elif part.item is not None and part.item == item and part.stage in _LOADING:
+            # What of a media item is neither fetch nor decoding is the wait for its decoding.
+            yield Interval(Stage.MEDIA_DECODE_WAIT, cursor, begin, item=item)
         yield Interval(part.stage, begin, stop, item=part.item)
-        cursor = stop
-    if cursor <= output:
+        cursor, item = stop, part.item
+    if cursor < output:
         yield Interval(Stage.RESPOND if line else Stage.RECEIVE, cursor, output)
-        yield Interval(Stage.DECODE, output, end)
-    else:
-        yield Interval(Stage.RESPOND, cursor, end)
+    behind = Stage.DECODE if cursor <= output and request.facts.get("stream") else Stage.RESPOND
+    yield Interval(behind, max(cursor, output), end)
 
 
 def _with_parts(request: RequestTimeline, covered: Sequence[Interval]) -> tuple[Interval, ...]:

@@ -44,6 +44,9 @@ _TEXT_COLUMNS: Final = {
     Fact.MODEL: "model",
     Fact.FINISH_REASON: "finish_reason",
 }
+_FIRST_COUNTS: Final = frozenset({"error_code", "traceparent"})
+"""Facts of which the first one counts: the first error is the cause of those behind it."""
+
 _NUMBER_COLUMNS: Final = {
     Fact.INTENDED_UNIX_NS: "intended_unix_ns",
     Fact.MAX_TOKENS: "max_tokens",
@@ -338,7 +341,9 @@ class ProcessRecords:
     def _on_response_started(self, record: Record) -> None:
         facts = self.requests[record[1]].facts
         facts["status"] = record[2]
-        facts["stream"] = bool(record[3])
+        if record[3] or "stream" not in facts:
+            # A server may have told already that it streams otherwise than by events.
+            facts["stream"] = bool(record[3])
 
     def _on_first_useful(self, record: Record) -> None:
         request = self._known(record[1])
@@ -386,9 +391,11 @@ class ProcessRecords:
         text, column = self._text(number), _TEXT_COLUMNS[Fact(fact)]
         if column == "error_code" and key in self._left:
             return
-        if text is not None:
-            # The first error is the cause of those behind it.
-            self._known(key).facts.setdefault(column, text)
+        if text is None:
+            return
+        facts = self._known(key).facts
+        if column not in _FIRST_COUNTS or column not in facts:
+            facts[column] = text
 
     def _on_item_begin(self, record: Record) -> None:
         time, key, index, scheme, host, modality, *_ = record

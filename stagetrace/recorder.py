@@ -152,7 +152,7 @@ class Recorder:
     def _write_text(self, number: int, text: str) -> Segment | None:
         """Write the parts of a string, and return the segment that holds the last one."""
         segment = self._segment
-        content = text.encode("utf-8", "replace")[:TEXT_MAX_BYTES]
+        content = text[:TEXT_MAX_BYTES].encode("utf-8", "replace")[:TEXT_MAX_BYTES]
         for part, begin in enumerate(range(0, max(len(content), 1), TEXT_PART_BYTES)):
             piece = content[begin : begin + TEXT_PART_BYTES]
             segment = self._segment
@@ -167,6 +167,7 @@ class Recorder:
 
     def intern(self, text: str) -> int:
         """Return the number of a string that occurs often; defined once a segment."""
+        text = text[:TEXT_MAX_BYTES]  # it is kept, and a client may have written it
         number = self._segment.interned.get(text)
         if number is None:
             number = next(self._numbers)

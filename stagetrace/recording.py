@@ -70,9 +70,12 @@ class Traced:
         recorder: Where it is recorded; None when sampling has left it out.
         number: Its number in this process.
         origin: Its id, when another call received it.
+
+    Attributes:
+        over: It has ended: nothing more belongs to it, but the work of tickets.
     """
 
-    __slots__ = ("began_output", "number", "origin", "parts", "record", "recorder")
+    __slots__ = ("began_output", "number", "origin", "over", "parts", "record", "recorder")
 
     def __init__(self, recorder: Recorder | None, number: int, origin: str | None = None) -> None:
         self.recorder = recorder
@@ -81,6 +84,7 @@ class Traced:
         self.origin = origin
         self.parts = count()
         self.began_output = False
+        self.over = False
 
     @property
     def request_id(self) -> str:
@@ -101,12 +105,20 @@ current: ContextVar[Traced | None] = ContextVar("stagetrace_current", default=No
 """The request that the running task or thread works for."""
 
 
-def leave(token: Token[Traced | None]) -> None:
-    """Go back to the request before, unless the context is not the one that was entered."""
+def leave(token: Token[Traced | None], traced: Traced | None) -> None:
+    """Go back from a request to the one before, if it is the current one, and never to one that is over.
+
+    Generators share the context of whoever reads them: another one may have entered meanwhile.
+    """
+    if current.get() is not traced:
+        return
     try:
         current.reset(token)
     except (ValueError, RuntimeError):
         return  # a generator or a task that was closed elsewhere; its context goes with it
+    before = current.get()
+    if before is not None and before.over:
+        current.set(None)
 
 
 # What a fork copies of the parent's request is not the child's: it has another name, and records of its own.

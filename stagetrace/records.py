@@ -239,5 +239,7 @@ class Misuse(IntEnum):
     """What came from another process names no request."""
     UNKNOWN_HEADERS = 6
     """What was given for headers holds none."""
+    FAILED_CALLBACK = 8
+    """A function that the server gave to judge its output has raised."""
     CALL_OUTSIDE_A_REQUEST = 7
     """No request was known where something of it was to be recorded."""

@@ -187,7 +187,7 @@ class TracedApplication:
             self._lag.leave()
             with suppress(ValueError):  # closed by the collector, in a context that is not its own
                 left_out.reset(token)
-            leave(told)
+            leave(told, LEFT_OUT)
 
     async def _trace(self, path: str, scope: Any, receive: Receive, send: Send) -> None:
         request = TracedRequest(next(request_numbers), path)
@@ -197,7 +197,8 @@ class TracedApplication:
         self._begin(request, scope)
         token = current_request.set(request)
         # What the server's own code tells through the recording API belongs to it too.
-        told = current.set(Traced(self._recorder, number))
+        traced = Traced(self._recorder, number)
+        told = current.set(traced)
         try:
             await self._application(scope, self._receiving(request, receive), self._sending(request, send))
         except BaseException as error:
@@ -209,7 +210,8 @@ class TracedApplication:
             self._lag.leave()
             with suppress(ValueError):  # closed by the collector, in a context that is not its own
                 current_request.reset(token)
-            leave(told)
+            traced.over = True
+            leave(told, traced)
 
     def _begin(self, request: TracedRequest, scope: Any) -> None:
         recorder = self._recorder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 import stagetrace
 from stagetrace import Outcome, Stage, partition, read_spool
 from stagetrace.recording import close_recorder, current, process_recorder
+from stagetrace.records import TEXT_MAX_BYTES
 from stagetrace.spool import segment_paths
 from stagetrace.testing import check_partition, recorded
 
@@ -43,7 +45,7 @@ def stages(intervals):
 
 
 def test_one_request(spool):
-    """Stages that follow each other are the request's, on both horizons, with nothing unattributed."""
+    """Stages that follow each other are the request's, on both horizons; between them nothing was told."""
     with stagetrace.request():
         with stagetrace.stage(Stage.PREPROCESS):
             pass
@@ -58,10 +60,10 @@ def test_one_request(spool):
     assert {part.process for part in request.parts} == {request.instance}
     parts = partition(request)
     assert stages(parts.ttft) == [
-        *(Stage.RECEIVE, Stage.PREPROCESS, Stage.PREFILL_WAIT, Stage.PREFILL),
+        *(Stage.RECEIVE, Stage.PREPROCESS, Stage.UNATTRIBUTED, Stage.PREFILL),
         Stage.RESPOND,
     ]
-    assert stages(parts.completion)[3:] == [Stage.PREFILL, Stage.DECODE_WAIT, Stage.DECODE, Stage.RESPOND]
+    assert stages(parts.completion)[3:] == [Stage.PREFILL, Stage.UNATTRIBUTED, Stage.DECODE, Stage.RESPOND]
 
 
 def test_asynchronous_blocks(spool):
@@ -518,6 +520,62 @@ def test_request_within_a_request(spool):
     assert current.get() is None
     found = {r.facts["label"]: [p.stage for p in r.parts] for r in read(spool).requests}
     assert found == {"outer": [Stage.PREFILL], "inner": [Stage.ENCODE]}
+
+
+def test_nothing_belongs_to_a_request_that_is_over(spool):
+    """What a task still says of a request that has ended changes nothing of it, and is counted."""
+
+    async def straggler(go_on):
+        await go_on.wait()
+        stagetrace.first_output()
+        stagetrace.finish(code="late")
+        with stagetrace.stage(Stage.DECODE):
+            assert stagetrace.carrier() == {}
+        stagetrace.wait(Stage.DECODE).cancel()
+
+    async def answer():
+        go_on = asyncio.Event()
+        async with stagetrace.request():
+            task = asyncio.create_task(straggler(go_on))
+        go_on.set()
+        await task
+
+    asyncio.run(answer())
+    (request,) = read(spool, {"call_outside_a_request": 4}).requests
+    assert (request.outcome, request.first_useful, request.parts) == (Outcome.OK, None, [])
+
+
+def test_service_of_a_forked_process(spool):
+    """A forked process has its parent's service; another name comes too late."""
+    stagetrace.start(service="captions")
+    stagetrace.start(service="other")
+    child = os.fork()
+    if child == 0:
+        with stagetrace.request():
+            pass
+        os._exit(0)
+    os.waitpid(child, 0)
+    with stagetrace.request():
+        pass
+    assert [one.facts for one in read(spool).processes.values()] == [{"service": "captions"}] * 2
+
+
+def test_last_word_counts(spool):
+    """What the server tells of a request counts more than what the client said of it in a header."""
+    with stagetrace.request({"baggage": "stagetrace.label=hers"}):
+        stagetrace.facts(label="ours", max_tokens=1)
+        stagetrace.facts(max_tokens=2)
+    (request,) = read(spool).requests
+    assert (request.facts["label"], request.facts["max_tokens"]) == ("ours", 2)
+
+
+def test_long_texts_are_not_kept(spool):
+    """Of a text that a client may have written no more is kept in memory than in the file."""
+    with stagetrace.request(facts={"model": "m" * 100_000}):
+        pass
+    (request,) = read(spool).requests
+    assert request.facts["model"] == "m" * TEXT_MAX_BYTES
+    assert max(map(len, process_recorder()._segment.interned)) == TEXT_MAX_BYTES
 
 
 def test_first_output_counts_once(spool):

@@ -175,6 +175,20 @@ def test_generator_that_holds_a_request(spool):
     current.set(None)
 
 
+def test_blocks_that_end_crosswise(spool):
+    """Two blocks in one context that end in the order of their beginning leave no request behind."""
+
+    def answer():
+        with stagetrace.request():
+            yield
+
+    first, second = answer(), answer()
+    next(first)
+    next(second)
+    assert [list(first), list(second)] == [[], []]
+    assert current.get() is None
+
+
 def test_asynchronous_generator_closed_by_the_loop(spool):
     """An answer that nobody reads to its end is closed elsewhere and is cancelled."""
 
@@ -281,6 +295,17 @@ def test_what_is_no_carrier_is_counted(spool, carrier):
     with stagetrace.resume(carrier), stagetrace.stage(Stage.ENCODE):
         pass
     assert told(spool, {"unknown_carrier": 1}) == {}
+
+
+@pytest.mark.parametrize("as_headers", [str.title, lambda name: name.encode()])
+def test_carrier_travels_as_headers(spool, as_headers):
+    """Whatever becomes of the case of its key, and as the pairs that a server has."""
+    with stagetrace.request():
+        (pair,) = stagetrace.carrier().items()
+        key, name = as_headers(pair[0]), pair[1]
+        sent = {key: name} if isinstance(key, str) else [(key, name.encode()), (b"host", b"x")]
+        work_for(sent)
+    assert told(spool) == {None: [Stage.ENCODE]}
 
 
 def test_carrier_of_an_unknown_request_is_counted(spool):

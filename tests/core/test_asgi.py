@@ -11,9 +11,9 @@ import time
 import pytest
 
 import stagetrace
-from stagetrace import Outcome, Stage, partition, read_spool
+from stagetrace import Outcome, Stage, is_spool, partition, read_spool
 from stagetrace.asgi import TracingMiddleware
-from stagetrace.recording import current
+from stagetrace.recording import LEFT_OUT, current
 from stagetrace.testing import check_partition, recorded
 
 SSE = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -26,7 +26,17 @@ def spool(tmp_path):
         yield tmp_path / "spool"
 
 
-def call(app, *, path="/caption", method="POST", headers=(), incoming=None, gone_after=None, **arguments):
+def call(
+    app,
+    *,
+    path="/caption",
+    method="POST",
+    headers=(),
+    incoming=None,
+    gone_after=None,
+    paths=("/caption",),
+    **arguments,
+):
     """Make one call; returns what the application sent.  A client may be gone after so many messages."""
     messages = list(incoming or [{"type": "http.request", "body": b"{}", "more_body": False}])
     sent = []
@@ -40,7 +50,7 @@ def call(app, *, path="/caption", method="POST", headers=(), incoming=None, gone
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "root_path": "/root"}
-    traced = TracingMiddleware(app, ["/caption"], **arguments)
+    traced = TracingMiddleware(app, paths, **arguments)
     asyncio.run(traced(scope, receive, send))
     assert current.get() is None
     return sent
@@ -194,11 +204,11 @@ def test_other_calls_pass(spool, path, method):
     """Other paths, and calls that only ask what is allowed, are no requests."""
 
     async def app(scope, receive, send):
-        assert current.get() is None
+        assert current.get() is LEFT_OUT
         await answering()(scope, receive, send)
 
     call(app, path=path, method=method)
-    assert read_spool(spool).requests == []
+    assert not is_spool(spool)
 
 
 def test_every_call_is_a_request_without_paths(spool):
@@ -339,3 +349,78 @@ def test_real_server(spool):
         Stage.ENCODE,
         Stage.RESPOND,
     ]
+
+
+def test_client_that_leaves_in_the_middle_of_a_stream(spool):
+    """It cancels the request also where only sending shows it, whatever the application makes of that."""
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+        await send({"type": "http.response.body", "body": b"data: a\n\n", "more_body": True})
+        try:
+            await send({"type": "http.response.body", "body": b"data: b\n\n", "more_body": True})
+        except OSError as error:
+            raise LookupError from error
+
+    with pytest.raises(LookupError):
+        call(app, gone_after=2)
+    request = recorded_request(spool)
+    assert (request.outcome, request.facts.get("error_code")) == (Outcome.CANCELLED, None)
+
+
+def test_failure_behind_the_last_byte(spool):
+    """A background task that fails after a whole answer is no failure of the request."""
+
+    async def app(scope, receive, send):
+        await answering(b"x")(scope, receive, send)
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        call(app)
+    assert recorded_request(spool).outcome is Outcome.OK
+
+
+def test_file_that_the_server_sends_itself(spool):
+    """An answer that is a path is whole once it is sent."""
+
+    async def app(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.pathsend", "path": "/nowhere"})
+
+    call(app)
+    request = recorded_request(spool)
+    assert request.outcome is Outcome.OK
+    assert request.first_useful is not None
+
+
+def test_function_of_the_server_that_fails(spool):
+    """One that is to judge output and raises never ends recording: the piece is useful, and that is counted."""
+
+    def judge(_piece):
+        raise LookupError
+
+    async def app(scope, receive, send):
+        await answering(b"x", headers=SSE)(scope, receive, send)
+
+    call(app, useful=judge)
+    data = read_spool(spool)
+    assert data.set_aside == {"failed_callback": 1}
+    assert data.faults == 0
+    assert data.requests[0].first_useful is not None
+
+
+def test_stream_without_events(spool):
+    """A server that streams otherwise than by events says so, and is believed."""
+
+    async def app(scope, receive, send):
+        stagetrace.facts(stream=True)
+        await answering(b"x")(scope, receive, send)
+
+    call(app)
+    assert recorded_request(spool).facts["stream"] is True
+
+
+def test_one_path(spool):
+    """A path alone may be given as it is."""
+    call(answering(b"x"), paths="/caption")
+    assert recorded_request(spool).facts["path"] == "/caption"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagetrace.inbound import digest, is_trace_parent, scheme_and_host, trace_parent
+from stagetrace.inbound import HEADER_MAX_BYTES, digest, is_trace_parent, scheme_and_host, trace_parent
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -37,3 +37,10 @@ def test_digest_tells_nothing_but_equality():
     """Equal identifiers have equal digests of a fixed length, whatever a client put into them."""
     assert digest("a") == digest("a") != digest("b")
     assert {len(digest(text)) for text in ("", "\udcff", "x" * 10_000)} == {32}
+
+
+def test_password_that_a_cut_reaches_is_no_host():
+    """A URL that is too long to be read to the end of its host has none."""
+    secret = "s" * 2 * HEADER_MAX_BYTES
+    assert scheme_and_host(f"https://{secret}@host/cat.jpg") == ("https", "")
+    assert scheme_and_host(f"https://host/{secret}") == ("https", "host")

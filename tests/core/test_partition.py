@@ -577,7 +577,7 @@ def test_many_steps_become_one_interval():
 
 
 def test_request_of_a_server_that_tells():
-    """Between two parts is the wait of the next; before the first one is receive, after the last one respond."""
+    """Between two parts nothing is known; before the first one is receive, after the last one respond."""
     builder = RequestBuilder()
     builder.part(Stage.PREPROCESS, 2, 5)
     builder.part(Stage.PREFILL_WAIT, 6, 9)
@@ -590,18 +590,41 @@ def test_request_of_a_server_that_tells():
     assert summarize(parts.ttft) == [
         ("receive", 2),
         ("preprocess", 3),
-        ("prefill.wait", 4),
+        ("unattributed", 1),
+        ("prefill.wait", 3),
         ("prefill", 11),
         ("respond", 1),
     ]
-    assert summarize(parts.completion)[3:] == [
+    assert summarize(parts.completion)[4:] == [
         ("prefill", 11),
-        ("decode.wait", 2),
+        ("unattributed", 2),
         ("decode", 18),
-        ("decode.wait", 3),
+        ("unattributed", 3),
         ("decode", 7),
         ("respond", 10),
     ]
+
+
+def test_answer_at_once_is_respond_to_its_end():
+    """Without a stream nothing is decoded behind the first output."""
+    builder = RequestBuilder()
+    builder.part(Stage.ENCODE, 1, 5)
+    request = builder.answered(20, first_useful=6)
+    stages = summarize(partition(request).completion)
+    assert stages == [("receive", 1), ("encode", 4), ("respond", 1), ("respond", 14)]
+
+
+def test_tokens_before_the_first_useful_one():
+    """Decoding that the first useful output had to wait for is on the way to it, as far as the server says so."""
+    builder = RequestBuilder()
+    builder.request.facts["stream"] = True
+    builder.part(Stage.PREFILL, 1, 5)
+    for begin in (5, 7, 9):
+        builder.part(Stage.DECODE, begin, begin + 2)
+    request = builder.answered(20, first_useful=10, tokens_before=2)
+    parts = partition(request)
+    stages = summarize(parts.ttft)
+    assert stages == [("receive", 1), ("prefill", 4), ("decode", 2), ("decode", 2), ("respond", 1)]
 
 
 @pytest.mark.parametrize(
@@ -645,15 +668,15 @@ def test_items_that_a_server_tells_of():
     assert summarize(parts.ttft) == [
         ("receive", 1),
         ("preprocess", 1),
-        ("media_decode.wait", 1),
+        ("unattributed", 1),
         ("retrieval", 5),
         ("media_decode.wait", 4),
         ("media_decode", 3),
-        ("encode.wait", 1),
+        ("unattributed", 1),
         ("encode", 14),
         ("respond", 1),
     ]
-    assert [interval.item for interval in parts.ttft] == [None, None, 1, 1, 1, 1, None, None, None]
+    assert [interval.item for interval in parts.ttft] == [None, None, None, 1, 1, 1, None, None, None]
     assert parts.critical_item == 1
 
 
@@ -661,16 +684,18 @@ def test_items_that_a_server_tells_of():
     ("parts", "useful", "completion"),
     [
         ([(Stage.PREFILL, 1, 5)], 6, [("receive", 1), ("prefill", 4), ("respond", 1), ("decode", 14)]),
+        ([(Stage.PREFILL, 1, 5), (Stage.DECODE, 7, 9)], 6, [("receive", 1), ("prefill", 4), ("unattributed", 2), ("decode", 2), ("respond", 11)]),
         ([(Stage.PREFILL, 1, 5)], None, [("receive", 1), ("prefill", 4), ("respond", 15)]),
         ([(Stage.PREFILL, 1, 5), (Stage.HANDOFF, 8, 9)], None, [("receive", 1), ("prefill", 4), ("unattributed", 3), ("handoff", 1), ("respond", 11)]),
-        ([(Stage.PREFILL, 1, 5), (Stage.RESPOND, 18, 20)], 6, [("receive", 1), ("prefill", 4), ("unattributed", 1), ("decode", 12), ("respond", 2)]),
-        ([(Stage.RECEIVE, 0, 2), (Stage.RETRIEVAL, 3, 20)], None, [("receive", 2), ("media_decode.wait", 1), ("retrieval", 17)]),
+        ([(Stage.PREFILL, 1, 5), (Stage.RESPOND, 18, 20)], 6, [("receive", 1), ("prefill", 4), ("unattributed", 13), ("respond", 2)]),
+        ([(Stage.RECEIVE, 0, 2), (Stage.RETRIEVAL, 3, 20)], None, [("receive", 2), ("unattributed", 1), ("retrieval", 17)]),
         ([(Stage.PREFILL, 30, 40)], 6, [("receive", 6), ("decode", 14)]),
     ],
 )  # fmt: skip
 def test_time_between_parts(parts, useful, completion):
-    """What has no wait is unattributed, after the first output it is decode, and respond goes up to the bytes."""
+    """Between parts all is unattributed, behind the last one of a stream it is decode, before it respond."""
     builder = RequestBuilder()
+    builder.request.facts["stream"] = True
     for part in parts:
         builder.part(*part)
     request = builder.answered(20, first_useful=useful)

@@ -63,11 +63,19 @@ def requests_of(folder):
 @pytest.mark.parametrize(
     ("number", "stages"),
     [
-        (0, ["receive", "preprocess", "prefill.wait", "prefill", "respond"]),
+        (0, ["receive", "preprocess", "unattributed", "prefill", "respond"]),
         (2, ["receive", "prefill.wait", "prefill", "respond"]),
         (
             3,
-            ["receive", "retrieval", "media_decode.wait", "media_decode", "encode.wait", "encode", "respond"],
+            [
+                "receive",
+                "retrieval",
+                "media_decode.wait",
+                "media_decode",
+                "unattributed",
+                "encode",
+                "respond",
+            ],
         ),
         (4, ["receive", "encode", "respond"]),
         (5, ["receive", "preprocess", "respond"]),
@@ -87,7 +95,7 @@ def test_what_was_recorded_is_read_as_shown(tmp_path):
     assert [line.split()[0] for line in lines] == [
         "receive",
         "preprocess",
-        "prefill.wait",
+        "unattributed",
         "prefill",
         "respond",
     ]
