@@ -46,8 +46,8 @@ class MediaLoader:
         self._pool = ThreadPoolExecutor(threads, "decode")
         self._max_bytes = max_bytes
 
-    async def load(self, url: str, item: int) -> Tensor:
-        """Return the pixels ``[3, SIDE, SIDE]`` of a picture, floats from 0 to 1.
+    async def load(self, url: str, item: int) -> tuple[Tensor, stagetrace.Ticket]:
+        """Return the pixels ``[3, SIDE, SIDE]`` of a picture, floats from 0 to 1; it waits for the encoder.
 
         Raises:
             MediaError: It cannot be reached, or it is no picture.
@@ -59,7 +59,8 @@ class MediaLoader:
                 content = await self._fetch(url)
         stagetrace.item(item, modality="image", url=url, bytes=len(content))
         ticket = stagetrace.wait(Stage.MEDIA_DECODE, item)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, _decode_for, ticket, content)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, _decode_for, ticket, content, item)
 
     async def close(self) -> None:
         """Close connections and pool."""
@@ -94,6 +95,6 @@ def _decode(content: bytes) -> Tensor:
     return pixels.view(SIDE, SIDE, 3).permute(2, 0, 1).float() / 255
 
 
-def _decode_for(ticket: stagetrace.Ticket, content: bytes) -> Tensor:
+def _decode_for(ticket: stagetrace.Ticket, content: bytes, item: int) -> tuple[Tensor, stagetrace.Ticket]:
     with ticket.work():
-        return _decode(content)
+        return _decode(content), stagetrace.wait(Stage.ENCODE, item)

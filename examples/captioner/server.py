@@ -79,7 +79,7 @@ class Captioner:
         return [task.result() for task in tasks]
 
     async def _embed(self, url: str, item: int) -> Tensor:
-        return await self._encoder.encode(await self._media.load(url, item), item)
+        return await self._encoder.encode(*await self._media.load(url, item))
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         await captioner.close()
 
     app = FastAPI(title="captioner", lifespan=lifespan)
-    app.add_middleware(TracingMiddleware)
+    app.add_middleware(TracingMiddleware, paths=["/caption"])
 
     @app.get("/health")
     async def health() -> dict[str, str]:

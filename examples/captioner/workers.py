@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor
 import stagetrace
 from captioner.models import VisionEncoder, Writer
 from stagetrace import Stage
-from stagetrace_torch import timed_batch
+from stagetrace_torch import collect, timed_batch
 
 
 class _Picture(NamedTuple):
@@ -42,9 +43,9 @@ class EncoderWorker:
         self._queue: SimpleQueue[_Picture] = SimpleQueue()
         threading.Thread(target=self._run, name="encoder", daemon=True).start()
 
-    async def encode(self, pixels: Tensor, item: int) -> Tensor:
-        """Return the embedding ``[width]`` of a picture."""
-        picture = _Picture(pixels, Future(), stagetrace.wait(Stage.ENCODE, item))
+    async def encode(self, pixels: Tensor, ticket: stagetrace.Ticket) -> Tensor:
+        """Return the embedding ``[width]`` of a picture, in the host's memory."""
+        picture = _Picture(pixels, Future(), ticket)
         self._queue.put(picture)
         return await asyncio.wrap_future(picture.encoded)
 
@@ -64,6 +65,8 @@ class EncoderWorker:
             pixels = torch.stack([picture.pixels for picture in batch]).to(self._device)
             with timed_batch(self._encoder, [picture.ticket for picture in batch]):
                 embeddings = self._encoder(pixels)
+            embeddings = embeddings.cpu()
+            collect()
         except Exception as error:  # noqa: BLE001 - the requests fail, the worker goes on
             for picture in batch:
                 picture.encoded.set_exception(error)
@@ -80,6 +83,7 @@ class _Caption:
     prompt: bytes
     letters: int
     ticket: stagetrace.Ticket
+    context: Context = field(default_factory=copy_context)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     written: asyncio.Queue[str | Exception] = field(default_factory=asyncio.Queue)
     state: Tensor | None = None
@@ -103,6 +107,7 @@ class WriterWorker:
 
     def __init__(self, writer: Writer, seats: int) -> None:
         self._writer = writer
+        self._device = next(writer.parameters()).device
         self._seats = seats
         self._queue: SimpleQueue[_Caption] = SimpleQueue()
         threading.Thread(target=self._run, name="writer", daemon=True).start()
@@ -144,16 +149,26 @@ class WriterWorker:
 
     def _read(self, caption: _Caption) -> None:
         pictures = torch.stack(caption.pictures) if caption.pictures else self._writer.no_pictures()
-        with caption.ticket.work():
+        pictures = pictures.to(self._device)
+        with timed_batch(self._writer, [caption.ticket]):
             caption.state, caption.last = self._writer.read(pictures, caption.prompt)
-            if caption.letters > 1:
-                caption.ticket = stagetrace.wait(Stage.DECODE)
+        _wait_for_a_step([caption])
+        collect()
         caption.deliver(caption.last)
 
     def _step(self, running: list[_Caption]) -> None:
         states = torch.stack([caption.state for caption in running if caption.state is not None])
         with timed_batch(self._writer, [caption.ticket for caption in running]):
             states, letters = self._writer.step(states, "".join(caption.last for caption in running))
+            _wait_for_a_step(running)
+        collect()
         for caption, state, letter in zip(running, states, letters, strict=True):
             caption.state, caption.last = state, letter
             caption.deliver(letter)
+
+
+def _wait_for_a_step(captions: list[_Caption]) -> None:
+    """Tell that captions wait for their next letter, before anybody hears of this one."""
+    for caption in captions:
+        if caption.letters > 1 and not caption.gone:
+            caption.ticket = caption.context.run(stagetrace.wait, Stage.DECODE)

@@ -9,21 +9,21 @@ timed call, or in :func:`collect`.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 from stagetrace.api import Ticket, WorkStage, stage
 from stagetrace.clock import monotonic_ns
+from stagetrace.decorate import within
 from stagetrace.recording import Traced, current, process_recorder
-from stagetrace.records import NONE, RecordKind, StageCode
+from stagetrace.records import RecordKind
 from stagetrace_torch.device import Event, Timer, Untimed, timer_of
 
-_Work = TypeVar("_Work", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _STAGE_BEGIN = int(RecordKind.STAGE_BEGIN)
 _STAGE_END = int(RecordKind.STAGE_END)
@@ -34,35 +34,35 @@ class _Part(NamedTuple):
 
     Attributes:
         traced: The request.
-        number: The part, None when nothing waited for the work.
+        number: The part.
         code: The stage.
         item: The media item.
+        waited: The request waits for the work, under the same number.
     """
 
     traced: Traced
-    number: int | None
+    number: int
     code: int
     item: int
+    waited: bool = False
 
     @classmethod
     def of_ticket(cls, ticket: Ticket) -> _Part:
         """Return the work that a ticket waits for."""
-        number, ticket._part = ticket._part, None
-        return cls(ticket._traced, number, ticket._work, ticket._item)
+        waited = ticket._part is not None
+        return cls(ticket._traced, ticket._take_part(), ticket._work, ticket._item, waited)
 
-    def known(self, begin_ns: int, end_ns: int) -> None:
-        """Record when it was done."""
-        recorder, request = self.traced.recorder, self.traced.number
-        if recorder is not None:
-            number = next(self.traced.parts) if self.number is None else self.number
-            recorder.record_at(begin_ns, _STAGE_BEGIN, request, number, self.code, self.item)
-            recorder.record_at(end_ns, _STAGE_END, request, number)
-
-    def unknown(self, launched_ns: int) -> None:
-        """Record that nothing waits for it any more."""
+    def begin(self, at_ns: int) -> None:
+        """Record when it was begun, which ends the wait for it."""
         recorder = self.traced.recorder
-        if recorder is not None and self.number is not None:
-            recorder.record_at(launched_ns, _STAGE_END, self.traced.number, self.number)
+        if recorder is not None:
+            recorder.record_at(at_ns, _STAGE_BEGIN, self.traced.number, self.number, self.code, self.item)
+
+    def end(self, at_ns: int) -> None:
+        """Record when it was done, or when the wait for it was over."""
+        recorder = self.traced.recorder
+        if recorder is not None:
+            recorder.record_at(at_ns, _STAGE_END, self.traced.number, self.number)
 
 
 class _Launched(NamedTuple):
@@ -116,12 +116,14 @@ class _Device:
             begin_ns = max(at_ns, self._free_ns)
             self._free_ns = begin_ns + took_ns
             for part in parts:
-                part.known(begin_ns, self._free_ns)
+                part.begin(begin_ns)
+                part.end(self._free_ns)
 
 
 def _forget(launched: _Launched) -> None:
     for part in launched.parts:
-        part.unknown(launched.at_ns)
+        if part.waited:
+            part.end(launched.at_ns)
 
 
 _DEVICES: Final[dict[str, _Device]] = {}
@@ -151,93 +153,79 @@ def collect() -> None:
             _fault()
 
 
-class timed_batch:  # noqa: N801 - used as a function
-    """Do the work that tickets wait for, all at once: ``with timed_batch(module, tickets): ...``.
+class _Work:
+    """A block that does, or launches, work of requests on a device."""
+
+    __slots__ = ("_began", "_device", "_launched", "_parts")
+
+    def __init__(self, device: _Device, parts: Iterable[_Part]) -> None:
+        self._device = device
+        self._parts = parts
+
+    def __enter__(self) -> None:
+        self._launched = _Launched(monotonic_ns(), list(self._parts))
+        if not self._device.timer.deferred:
+            for part in self._launched.parts:
+                part.begin(self._launched.at_ns)
+        self._began = _begin(self._device)
+
+    def __exit__(
+        self, error: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._device.timer.deferred:
+            _end(self._device, self._began, self._launched)
+            return
+        now = monotonic_ns()
+        for part in self._launched.parts:
+            part.end(now)
+
+
+def timed_batch(module: object, tickets: Iterable[Ticket]) -> AbstractContextManager[None]:
+    """Return a block that does the work which tickets wait for, all at once.
 
     Every request has been in the stage for all of the time that the device took: the work is shared.
+    It is nobody's alone: within the block the current request is the one that it was before.
 
     Args:
         module: The module, or function, that does the work; its device does the timing.
         tickets: What :func:`stagetrace.wait` returned, of any requests.
     """
-
-    def __init__(self, module: object, tickets: Iterable[Ticket]) -> None:
-        self._module = module
-        self._tickets = list(tickets)
-        self._works = ExitStack()
-
-    def __enter__(self) -> None:
-        self._device: _Device | None = None
-        if process_recorder() is None:
-            return
-        device = _device_of(self._module)
-        if not device.timer.deferred:
-            for ticket in self._tickets:
-                self._works.enter_context(ticket.work())
-            return
-        self._device = device
-        self._launched = _Launched(monotonic_ns(), [_Part.of_ticket(ticket) for ticket in self._tickets])
-        self._began = _begin(device)
-
-    def __exit__(
-        self, error: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
-    ) -> None:
-        if self._device is None:
-            self._works.close()
-        else:
-            _end(self._device, self._began, self._launched)
+    if process_recorder() is None:
+        return nullcontext()
+    return _Work(_device_of(module), map(_Part.of_ticket, tickets))
 
 
-class _Call:
-    """One call of timed work, for the request that it is made for."""
-
-    __slots__ = ("_began", "_device", "_launched", "_stage")
-
-    def __init__(self, work: object, name: WorkStage, item: int | None) -> None:
-        self._device: _Device | None = None
-        self._stage: stage | None = None
-        traced = current.get()
-        device = None if traced is None else _device_of(work)
-        if traced is None or device is None or not device.timer.deferred:
-            self._stage = stage(name, item)
-            self._stage.__enter__()
-            return
-        self._device = device
-        part = _Part(traced, None, int(StageCode[name.name]), NONE if item is None else item)
-        self._launched = _Launched(monotonic_ns(), [part])
-        self._began = _begin(device)
-
-    def end(self) -> None:
-        """End it."""
-        if self._stage is not None:
-            self._stage.__exit__(None, None, None)
-        elif self._device is not None:
-            _end(self._device, self._began, self._launched)
-
-
-def timed(work: _Work, name: WorkStage, item: int | None = None) -> _Work:
+def timed(work: _Function, name: WorkStage, item: int | None = None) -> _Function:
     """Record every call of a module, or function, as a stage of the request that it is made for.
 
     Args:
-        work: A ``torch.nn.Module``, which gets forward hooks, or any function, which is wrapped.
+        work: A ``torch.nn.Module``, which gets forward hooks, or any function, coroutine function or
+            generator, which is wrapped.
         name: The stage.
         item: The media item it is for, by its place in the request.
 
     Returns:
         The module itself, or the wrapped function.
     """
+    told = stage(name, item)
+
+    def call() -> AbstractContextManager[None]:
+        return _call(work, told)
+
     module: Any = work
     if not hasattr(module, "register_forward_pre_hook"):
-        return cast("_Work", _wrapped(work, name, item))
+        return within(call, work)
     calls = threading.local()
 
     def before(_module: Any, _args: Any) -> None:
         # A module may call itself: calls of a thread are nested.
-        calls.__dict__.setdefault("open", []).append(_Call(module, name, item))
+        one = call()
+        one.__enter__()
+        calls.__dict__.setdefault("open", []).append(one)
 
     def after(_module: Any, _args: Any, _output: Any) -> None:
         if calls.open:
-            calls.open.pop().end()
+            calls.open.pop().__exit__(None, None, None)
 
     module.register_forward_pre_hook(before)
     # Also after an exception, so that no call stays open.
@@ -245,16 +233,15 @@ def timed(work: _Work, name: WorkStage, item: int | None = None) -> _Work:
     return work
 
 
-def _wrapped(work: Callable[..., Any], name: WorkStage, item: int | None) -> Callable[..., Any]:
-    @functools.wraps(work)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        one = _Call(work, name, item)
-        try:
-            return work(*args, **kwargs)
-        finally:
-            one.end()
-
-    return call
+def _call(work: object, told: stage) -> AbstractContextManager[None]:
+    """Return the block of one call, for the request that it is made for."""
+    traced = current.get()
+    if traced is None or traced.over or not told._code:
+        return told._again()  # which counts it
+    device = _device_of(work)
+    if not device.timer.deferred:
+        return told._again()
+    return _Work(device, [_Part(traced, next(traced.parts), told._code, told._item)])
 
 
 def _begin(device: _Device) -> Event | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
+from contextvars import Context
 from types import SimpleNamespace
 
 import pytest
@@ -214,6 +217,20 @@ def test_nothing_is_timed_while_a_graph_is_captured(spool, cuda, encoder):
     assert cuda.recorded == []
 
 
+def test_call_in_a_capture_leaves_no_trace(spool, cuda, encoder):
+    """A call that nothing waited for and that is not timed has neither a begin nor an end."""
+
+    def work():
+        return "embeddings"
+
+    work.parameters = encoder.parameters
+    cuda.capturing = True
+    with stagetrace.request():
+        assert timed(work, Stage.ENCODE)() == "embeddings"
+    cuda.capturing = False
+    assert stages(spool) == ([[]], {})
+
+
 def test_broken_device_never_reaches_the_host(spool, cuda, encoder):
     """When events fail the host goes on, the fault is counted, and later work is timed."""
     with stagetrace.request():
@@ -246,3 +263,150 @@ def test_calls_of_a_function_on_a_device(spool, cuda, encoder):
         collect()
     (encoded,) = parts_of_one(spool)
     assert encoded.end - encoded.begin == MS
+
+
+# --- the same on the host and on a device ----------------------------------------------------------
+
+
+@pytest.fixture(params=["host", "device"])
+def anywhere(request, monkeypatch):
+    """What has no parameters is on the host, or on a scripted device that is done at once."""
+    monkeypatch.delitem(timing._DEVICES, "None", raising=False)
+    if request.param == "device":
+        cuda = ScriptedCuda()
+        cuda.reached = 1 << 30
+        monkeypatch.setitem(timing._DEVICES, "None", timing._Device(CudaTimer(cuda)))
+    return request.param
+
+
+async def _coroutine(log):
+    log.append("begun")
+    await asyncio.sleep(0.02)
+    log.append("ended")
+    return "embeddings"
+
+
+def _generator(log):
+    log.append("begun")
+    sent = yield 1
+    log.append(sent)
+    time.sleep(0.02)
+    return "embeddings"
+
+
+async def _async_generator(log):
+    log.append("begun")
+    yield 1
+    await asyncio.sleep(0.02)
+    log.append("ended")
+
+
+async def _use_coroutine(work, log):
+    assert await work(log) == "embeddings"
+
+
+async def _use_generator(work, log):
+    items = work(log)
+    assert next(items) == 1
+    with pytest.raises(StopIteration) as stopped:
+        items.send("ended")
+    assert stopped.value.value == "embeddings"
+
+
+async def _use_async_generator(work, log):
+    assert [item async for item in work(log)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("work", "use", "is_one"),
+    [
+        (_coroutine, _use_coroutine, inspect.iscoroutinefunction),
+        (_generator, _use_generator, inspect.isgeneratorfunction),
+        (_async_generator, _use_async_generator, inspect.isasyncgenfunction),
+    ],
+)
+def test_functions_stay_what_they_are(spool, anywhere, work, use, is_one):
+    """Coroutine functions and generators stay such, do their work, and are in the stage until they end."""
+    wrapped = timed(work, Stage.ENCODE, item=2)
+    assert is_one(wrapped)
+    log = []
+
+    async def serve():
+        with stagetrace.request():
+            await use(wrapped, log)
+            collect()
+
+    asyncio.run(serve())
+    assert log == ["begun", "ended"]
+    (((stage, item, took_ms),),), set_aside = stages(spool)
+    assert (stage, item) == (Stage.ENCODE, 2)
+    assert took_ms >= 20 if anywhere == "host" else took_ms == 1
+    assert set_aside == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "seen", "counted"),
+    [
+        ("encode", [Stage.ENCODE], {}),
+        ("encoder", [], {"unknown_stage": 1}),
+        (Stage.ENCODE_WAIT, [], {"unknown_stage": 1}),
+        (["encode"], [], {"unknown_stage": 1}),
+        (None, [], {"unknown_stage": 1}),
+    ],
+)
+def test_stages_by_name(spool, anywhere, name, seen, counted):
+    """A stage may be given by its name; what is none is counted at each call and never raised."""
+    work = timed(lambda: "embeddings", name)
+    with stagetrace.request():
+        assert work() == "embeddings"
+        collect()
+    (parts,), set_aside = stages(spool)
+    assert [stage for stage, _, _ in parts] == seen
+    assert set_aside == counted
+
+
+def test_call_after_its_request_is_counted(spool, anywhere):
+    """Work that is done in the context of a request which has ended is nobody's."""
+    work = timed(lambda: "embeddings", Stage.ENCODE)
+
+    async def serve():
+        with stagetrace.request():
+            late = asyncio.create_task(_later(work))
+        await late
+        collect()
+
+    asyncio.run(serve())
+    assert stages(spool) == ([[]], {"call_outside_a_request": 1})
+
+
+async def _later(work):
+    work()
+
+
+def test_batch_has_no_request_of_its_own(spool, anywhere):
+    """In a batch the current request is the one before: what is told there is that one's, or nobody's."""
+    with stagetrace.request():
+        others = stagetrace.wait(Stage.ENCODE)
+        assert Context().run(_carrier_in_batch, [others]) == {}
+        with stagetrace.request():
+            mine = stagetrace.carrier()
+            assert _carrier_in_batch([stagetrace.wait(Stage.ENCODE), others]) == mine
+            assert stagetrace.carrier() == mine
+
+
+def _carrier_in_batch(tickets):
+    """What is current in a batch, by its carrier."""
+    with timed_batch(None, tickets):
+        return stagetrace.carrier()
+
+
+def test_batch_that_is_never_begun_leaves_its_tickets(spool, anywhere):
+    """Tickets are taken up where the block begins, not where it is made."""
+    with stagetrace.request():
+        ticket = stagetrace.wait(Stage.ENCODE)
+        timed_batch(None, [ticket])
+        ticket.cancel()
+    ((waited,),), set_aside = stages(spool)
+    assert waited[0] is Stage.ENCODE_WAIT
+    assert waited[2] is not None
+    assert set_aside == {}
