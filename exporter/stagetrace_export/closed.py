@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from stagetrace.errors import DataError
+from stagetrace.gaps import NEVER
 from stagetrace.spool import SpoolData, join_segments
 from stagetrace.stages import Outcome
 from stagetrace.timeline import EngineRequest, RequestTimeline, Step
@@ -68,6 +70,7 @@ class ClosedRequests:
         self._grace_ns = grace_ns
         self._window = Window(spool, {} if position is None else _read_position(position))
         self._last: Closed | None = None
+        self._unknown: dict[str, int] = {}
         self._set_aside: list[str] = []
         self._lost: dict[str, tuple[int, int]] = {}
         self.counts: Counter[str] = Counter()
@@ -87,13 +90,27 @@ class ClosedRequests:
         judge = _Judge(data, window)
         ended = [request for request in judge.ended() if window.is_unfinished(request.request_id)]
         whole = {request.request_id: judge.is_closed(request) for request in ended}
-        at_last = final and not window.more
+        at_last = not window.more and (final or not window.is_written)
         handed = [r for r in ended if at_last or whole[r.request_id] or judge.waited(r) > self._grace_ns]
-        known = {request.request_id for request in (*data.requests, *data.open_requests)}
-        self._set_aside = [request_id for request_id in window.unfinished() if request_id not in known]
+        self._note_unknown(data, is_last=at_last)
         partial = sum(not whole[request.request_id] for request in handed)
         self._last = Closed(data, handed, partial, window.more)
         return self._last
+
+    def _note_unknown(self, data: SpoolData, *, is_last: bool) -> None:
+        """Find the requests of which something is gone, and has not come within the grace time."""
+        known = {request.request_id for request in (*data.requests, *data.open_requests)}
+        unknown = [request_id for request_id in self._window.unfinished() if request_id not in known]
+        now = {request_id: self._read_until(request_id, data) for request_id in unknown}
+        self._unknown = {request_id: self._unknown.get(request_id, at) for request_id, at in now.items()}
+        since = self._unknown
+        self._set_aside = [
+            r for r, at in now.items() if is_last or at == NEVER or at - since[r] > self._grace_ns
+        ]
+
+    def _read_until(self, request_id: str, data: SpoolData) -> int:
+        process = data.processes.get(request_id.rpartition("-")[0])
+        return NEVER if process is None else self._window.horizon(process.header.clock)
 
     def _note_losses(self, data: SpoolData) -> None:
         """Add up what the processes counted in their headers; what one has counted stays when it is gone."""
@@ -147,8 +164,11 @@ class _Judge:
         self._data = data
         self._window = window
         self._ended = window.ended
-        engines = {name for name, process in data.processes.items() if process.header.role == "engine"}
-        self._have_engines_ended = engines <= self._ended
+        self._clocks_of_engines = {
+            process.header.clock
+            for name, process in data.processes.items()
+            if process.header.role == "engine" and name not in self._ended
+        }
 
     def ended(self) -> list[RequestTimeline]:
         """Return the requests that have ended, or whose process was dead before the spool was read."""
@@ -162,8 +182,10 @@ class _Judge:
 
     def waited(self, request: RequestTimeline) -> int:
         """Return for how many nanoseconds all has been recorded since a request ended."""
-        clock = self._data.processes[request.instance].header.clock
-        return self._window.horizon(clock) - _end(request)
+        return self._window.horizon(self._clock(request)) - _end(request)
+
+    def _clock(self, request: RequestTimeline) -> str:
+        return self._data.processes[request.instance].header.clock
 
     def is_closed(self, request: RequestTimeline) -> bool:
         """Whether nothing that will be recorded can change a request."""
@@ -177,7 +199,9 @@ class _Judge:
 
     def _is_over(self, engine: EngineRequest, request: RequestTimeline) -> bool:
         steps = engine.steps
-        if self._have_engines_ended if steps is None else steps.engine in self._ended:
+        if steps is None and self._clock(request) not in self._clocks_of_engines:
+            return True
+        if steps is not None and steps.engine in self._ended:
             return True
         if engine.freed is None or not _is_encoded(engine):
             return False
@@ -266,5 +290,9 @@ def _write_position(path: Path, places: Mapping[str, Place]) -> None:
         for name, place in places.items()
     }
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps({"format": _FORMAT, "processes": processes}), encoding="utf-8")
+    new.unlink(missing_ok=True)
+    # Nobody's link is followed.
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"format": _FORMAT, "processes": processes}, file)
     new.replace(path)

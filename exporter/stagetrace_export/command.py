@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,8 +18,8 @@ from stagetrace.errors import DataError, UsageError
 from stagetrace.spool import is_spool
 from stagetrace_analyzer.classes import ClassRules, load_rules
 from stagetrace_export.closed import GRACE_NS, POSITION_FILE, Closed, ClosedRequests
-from stagetrace_export.exporters import Delivery, open_delivery
-from stagetrace_export.follow import INTERVAL_S, follow, sole_exporter, stop_signals
+from stagetrace_export.exporters import OTLP, Delivery, exporter_name, open_delivery
+from stagetrace_export.follow import INTERVAL_S, follow, say, sole_exporter, stop_signals
 from stagetrace_export.metrics import StageMetrics, otlp_readers
 from stagetrace_export.pipeline import Pipeline, Wanted
 from stagetrace_export.prometheus import PrometheusPage, parse_address
@@ -29,7 +28,10 @@ from stagetrace_export.spans import service_resource
 SUMMARY: Final = "send spans and metrics of a spool to OpenTelemetry's receivers"
 
 _NOT_ENOUGH: Final = 3
+_NOT_TAKEN: Final = 2
 _NS: Final = 1e9
+_GRACE_MAX_S: Final = 1e9
+_DELAY_DIGITS: Final = 9
 _COUNTED: Final = ("requests", "spans", "steps")
 _HANDED_OUT: Final = ("exported", "partial")
 _WANTED: Final = "STAGETRACE_SPOOL names the folder a server records into"
@@ -118,8 +120,8 @@ def _add_live_options(group: argparse._ArgumentGroup) -> None:
         "--grace",
         metavar="SECONDS",
         type=float,
-        default=GRACE_NS / _NS,
-        help="how long to wait for what is missing of a request that has ended (default: %(default)g)",
+        help="how long to wait for what is missing of a request that has ended "
+        f"(default: {GRACE_NS / _NS:g})",
     )
     group.add_argument(
         "--position",
@@ -133,8 +135,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.follow:
         _check_live(options)
         return
-    for name in ("until_ended", "prometheus", "position"):
-        if getattr(options, name):
+    for name in ("until_ended", "prometheus", "grace", "position"):
+        value = getattr(options, name)
+        if value is not None and value is not False:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} needs --follow", hint="without it, what is recorded is sent once")
     for spool in options.spools:
@@ -151,8 +154,8 @@ def _check_live(options: argparse.Namespace) -> None:
         raise UsageError(f"{options.spools[0]} is a file", hint="name the folder that holds it")
     if options.force:
         raise UsageError("--force would lose what was sent before", hint="--follow continues a file")
-    if not options.grace >= 0:
-        raise UsageError(f"--grace {options.grace:g}: less than nothing", hint="seconds, as in 10")
+    if options.grace is not None and not 0 <= options.grace < _GRACE_MAX_S:
+        raise UsageError(f"--grace {options.grace:g}: no time to wait", hint="seconds, as in 10")
 
 
 # --- once ---
@@ -165,7 +168,7 @@ def _once(spools: Sequence[Path], delivery: Delivery, wanted: Wanted) -> int:
     if taken:
         _tell(pipeline, sources, delivery)
     elif delivery.spans:
-        _say(f"{delivery.spans} spans went to {delivery.target}, which then took no more")
+        say(f"{delivery.spans} spans went to {delivery.target}, which then took no more")
     if not taken:
         raise UsageError(_refused(delivery), hint="look at the variables that begin with OTEL_EXPORTER_OTLP")
     return 0 if pipeline.counts["requests"] else _NOT_ENOUGH
@@ -189,7 +192,7 @@ def _refused(delivery: Delivery) -> str:
 def _tell(pipeline: Pipeline, sources: Sequence[ClosedRequests], delivery: Delivery) -> None:
     counts = pipeline.counts
     steps = f" and of {counts['steps']} steps" if counts["steps"] else ""
-    _say(f"{counts['spans']} spans of {counts['requests']} requests{steps} went to {delivery.target}")
+    say(f"{counts['spans']} spans of {counts['requests']} requests{steps} went to {delivery.target}")
     aside = Counter({reason: number for reason, number in counts.items() if reason not in _COUNTED})
     for source in sources:
         aside.update({r: number for r, number in source.counts.items() if r not in _HANDED_OUT})
@@ -197,12 +200,7 @@ def _tell(pipeline: Pipeline, sources: Sequence[ClosedRequests], delivery: Deliv
         told = ", ".join(
             f"{number} {reason.replace('_', ' ')}" for reason, number in sorted((+aside).items())
         )
-        _say(f"set aside: {told}")
-
-
-def _say(what: str) -> None:
-    sys.stderr.write(f"stagetrace: {what}\n")
-    sys.stderr.flush()
+        say(f"set aside: {told}")
 
 
 # --- live ---
@@ -214,11 +212,12 @@ def _follow(options: argparse.Namespace, delivery: Delivery, wanted: Wanted) -> 
     with sole_exporter(spool), _metrics(options, wanted.rules) as metrics, stop_signals() as stop:
         pipeline = Pipeline(delivery, wanted, metrics)
         position = options.position or spool / POSITION_FILE
-        source = ClosedRequests(spool, position, round(options.grace * _NS))
+        grace_ns = GRACE_NS if options.grace is None else round(options.grace * _NS)
+        source = ClosedRequests(spool, position, grace_ns)
         if metrics is not None:
             metrics.watch(source)
         live = _Live(pipeline, delivery)
-        follow(
+        followed = follow(
             source,
             live.export,
             stop=stop,
@@ -227,7 +226,7 @@ def _follow(options: argparse.Namespace, delivery: Delivery, wanted: Wanted) -> 
             starter=options.starter,
         )
     _tell(pipeline, [], delivery)
-    return 0
+    return 0 if followed.is_complete else _NOT_TAKEN
 
 
 class _Live:
@@ -245,14 +244,14 @@ class _Live:
             remark = _refused(self._delivery)
         if remark not in self._said:
             self._said.add(remark)
-            _say(remark)
+            say(remark)
         return taken
 
 
 def _interval_s() -> float:
     text = os.environ.get(OTEL_BSP_SCHEDULE_DELAY, "").strip()
-    if text and not text.isdecimal():
-        raise UsageError(f"{OTEL_BSP_SCHEDULE_DELAY}={text}: no number", hint="milliseconds, as in 5000")
+    if text and not (text.isdecimal() and len(text) <= _DELAY_DIGITS):
+        raise UsageError(f"{OTEL_BSP_SCHEDULE_DELAY}={text}: no delay", hint="milliseconds, as in 5000")
     return int(text) / 1e3 if text else INTERVAL_S
 
 
@@ -261,15 +260,16 @@ def _metrics(options: argparse.Namespace, rules: ClassRules) -> Iterator[StageMe
     """Serve and send metrics of stages as long as the block lasts; None when nobody wants them."""
     page = PrometheusPage(*parse_address(options.prometheus)) if options.prometheus else None
     readers: list[MetricReader] = [] if page is None else [page.reader]
-    if options.to in {None, "otlp"} or os.environ.get(OTEL_METRICS_EXPORTER):
+    if exporter_name(options.to).startswith(OTLP) or os.environ.get(OTEL_METRICS_EXPORTER):
         readers += otlp_readers()
     if not readers:
         yield None
         return
-    metrics = StageMetrics(readers, resource=service_resource(), rules=rules)
+    resource = service_resource(options.spools[0])
+    metrics = StageMetrics(readers, resource=resource, rules=rules)
     try:
         if page is not None:
-            _say(f"metrics are served at {page.url}")
+            say(f"metrics are served at {page.url}")
         yield metrics
     finally:
         metrics.shutdown()

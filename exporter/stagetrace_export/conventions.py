@@ -46,6 +46,9 @@ STEP_SPAN: Final = "step"
 ENCODER_SPAN: Final = "step.encoder"
 """Names of the spans of an engine's steps."""
 
+OTHER_ERROR: Final = "_OTHER"
+"""``error.type`` of what has no name, or one too many."""
+
 OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/chat/completions/batch": "chat",

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import sys
@@ -17,7 +16,7 @@ from typing import Final
 
 from stagetrace import cli
 from stagetrace.process_records import has_died
-from stagetrace_export.follow import LOCK_FILE
+from stagetrace_export.follow import exporter_of, say
 
 LOG_BYTES: Final = 1 << 20
 """When its log is longer, it begins anew."""
@@ -41,30 +40,24 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_bound_log, daemon=True).start()
     arguments = ["export", str(spool), "--to=otlp", "--follow", "--until-ended", f"--starter={starter}"]
     while True:
-        # The exporter of a server that was here before may still be at work.
-        while _is_locked(spool):
-            if has_died(starter):
-                return 0
-            time.sleep(_LOOK_S)
+        if not _wait(spool, starter):
+            return 0
         code = cli.main(arguments)
-        if code != _USAGE or not _is_locked(spool):
+        if code != _USAGE or exporter_of(spool) is None:
             return code
 
 
-def _is_locked(spool: Path) -> bool:
-    try:
-        descriptor = os.open(spool / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+def _wait(spool: Path, starter: int) -> bool:
+    """Wait for the exporter of a server that was here before; whether the starter lives that long."""
+    told = None
+    while (other := exporter_of(spool)) is not None:
+        if has_died(starter):
+            return False
+        if other != told:
+            say(f"waiting for process {other}, which exports {spool} still")
+        told = other
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _bound_log() -> None:

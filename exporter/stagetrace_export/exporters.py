@@ -13,11 +13,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
+from urllib.parse import unquote
 
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
@@ -25,6 +27,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
     OTEL_EXPORTER_OTLP_ENDPOINT,
+    OTEL_EXPORTER_OTLP_HEADERS,
     OTEL_EXPORTER_OTLP_PROTOCOL,
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
     OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
@@ -39,6 +42,10 @@ BATCH_SPANS: Final = 512
 
 FILE_PREFIX: Final = "file:"
 NONE: Final = "none"
+OTLP: Final = "otlp"
+
+_DIGITS: Final = 9
+"""Digits of a number in a variable at most."""
 
 _GROUP: Final = "opentelemetry_traces_exporter"
 _PROTOCOLS: Final = {
@@ -67,19 +74,23 @@ class Delivery:
 
     Attributes:
         spans: Spans that were taken.
-        failures: Batches that were not.
     """
 
-    def __init__(self, exporter: SpanExporter | None, target: str, batch_spans: int = BATCH_SPANS) -> None:
+    def __init__(
+        self,
+        exporter: SpanExporter | None,
+        target: str,
+        batch_spans: int = BATCH_SPANS,
+        remarks: _Remarks | None = None,
+    ) -> None:
         self.target = target
         self.spans = 0
-        self.failures = 0
         self._exporter = exporter
         self._batch_spans = batch_spans
-        self._remarks = _Remarks()
+        self._remarks = _Remarks() if remarks is None else remarks
 
     def __enter__(self) -> Self:
-        self._remarks.listen()
+        self._remarks.__enter__()
         return self
 
     def __exit__(
@@ -88,9 +99,11 @@ class Delivery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._remarks.stop()
-        if self._exporter is not None:
-            self._exporter.shutdown()
+        # What it has taken is out; how it ends is nobody's concern.
+        with suppress(Exception):
+            if self._exporter is not None:
+                self._exporter.shutdown()
+        self._remarks.__exit__()
 
     def export(self, spans: Iterable[ReadableSpan]) -> bool:
         """Hand over spans; stops at the first batch that is not taken, after the exporter's own retries.
@@ -101,7 +114,6 @@ class Delivery:
         remaining = iter(spans)
         while batch := list(islice(remaining, self._batch_spans)):
             if not self._takes(batch):
-                self.failures += 1
                 return False
             self.spans += len(batch)
         return True
@@ -112,7 +124,7 @@ class Delivery:
         try:
             return self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 - whatever an exporter raises, it did not take the batch
-            self._remarks.last = f"{type(error).__name__}: {error}"
+            self._remarks.last = without_secrets(f"{type(error).__name__}: {error}")
             return False
 
     @property
@@ -142,21 +154,59 @@ class _Remarks(logging.Handler):
         self.is_fresh = False
         self._loggers = [logging.getLogger(name) for name in ("opentelemetry", "urllib3")]
 
-    def listen(self) -> None:
+    def __enter__(self) -> Self:
         for logger in self._loggers:
             logger.addHandler(self)
             logger.propagate = False
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for logger in self._loggers:
             logger.removeHandler(self)
             logger.propagate = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        text = without_secrets(record.getMessage())
         self.is_fresh = True
         if not (self.last and text.endswith(_GIVEN_UP)):
             self.last = text
+
+
+_ENDPOINTS: Final = re.compile(r"OTEL_EXPORTER_OTLP_([A-Z]+_)?ENDPOINT")
+_HEADERS: Final = re.compile(r"OTEL_EXPORTER_OTLP_([A-Z]+_)?HEADERS")
+_USER: Final = re.compile(r"^([a-z+]+://)?[^/?#]*@", re.IGNORECASE)
+_SECRET_LENGTH: Final = 4
+"""What is shorter is a word of its own too often."""
+
+
+def without_secrets(text: str) -> str:
+    """Take out of a text what the variables say of headers, and of the user and the query of an endpoint."""
+    if text.startswith("Header format invalid"):
+        # The SDK says it with the whole header.
+        return f"{OTEL_EXPORTER_OTLP_HEADERS} cannot be read: name=value, URL encoded, with commas between"
+    for secret in sorted(_secrets(), key=len, reverse=True):
+        text = text.replace(secret, "***") if len(secret) >= _SECRET_LENGTH else text
+    return text
+
+
+def _secrets() -> Iterator[str]:
+    for name, value in os.environ.items():
+        for header in value.split(",") if _HEADERS.fullmatch(name) else ():
+            told = (header.partition("=")[2] or header).strip()
+            yield from (told, unquote(told))
+        if _ENDPOINTS.fullmatch(name):
+            found = _USER.match(value)
+            yield from ("" if found is None else found[0].rpartition("://")[2], value.partition("?")[2])
+
+
+def _shown(endpoint: str) -> str:
+    """Return an endpoint without its user, query and fragment."""
+    return re.split(r"[?#]", _USER.sub(r"\1", endpoint))[0]
+
+
+def exporter_name(to: str | None) -> str:
+    """Return the name of the exporter that takes the spans: as asked for, by the variable, or ``otlp``."""
+    return to or os.environ.get(OTEL_TRACES_EXPORTER, "").strip() or OTLP
 
 
 def open_delivery(to: str | None, *, append: bool = False, force: bool = False) -> Delivery:
@@ -172,7 +222,7 @@ def open_delivery(to: str | None, *, append: bool = False, force: bool = False) 
         UsageError: There is no such exporter, its settings are wrong, or the file exists.
         MissingExtraError: Its package is not installed.
     """
-    name = to or os.environ.get(OTEL_TRACES_EXPORTER, "").strip() or "otlp"
+    name = exporter_name(to)
     batch_spans = _batch_spans()
     if name == NONE:
         return Delivery(None, NONE, batch_spans)
@@ -180,31 +230,42 @@ def open_delivery(to: str | None, *, append: bool = False, force: bool = False) 
         path = Path(name.removeprefix(FILE_PREFIX))
         return Delivery(_file_exporter(path, append=append, force=force), str(path), batch_spans)
     target = name
-    if name == "otlp":
-        name, endpoint = _otlp()
+    if name == OTLP:
+        protocol = otlp_protocol(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL)
+        name, endpoint = _PROTOCOLS[protocol]
         told = os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) or os.environ.get(
             OTEL_EXPORTER_OTLP_ENDPOINT
         )
-        target = told or endpoint
-    return Delivery(_load(name), target, batch_spans)
+        target = _shown(told or endpoint)
+    # It reads its variables now, and has its say on them.
+    with _Remarks() as remarks:
+        exporter = _load(name)
+    return Delivery(exporter, target, batch_spans, remarks)
 
 
 def _batch_spans() -> int:
     text = os.environ.get(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, "").strip() or str(BATCH_SPANS)
-    if not text.isdecimal() or not int(text):
+    if not text.isdecimal() or len(text) > _DIGITS or not int(text):
         raise UsageError(f"{OTEL_BSP_MAX_EXPORT_BATCH_SIZE}={text}: no number of spans", hint="as in 512")
     return int(text)
 
 
-def _otlp() -> tuple[str, str]:
-    """Return the name of the OTLP exporter for the protocol that is asked for, and its default endpoint."""
-    for variable in (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL):
+def otlp_protocol(own: str) -> str:
+    """Return the protocol for a signal: ``grpc`` or ``http/protobuf``.
+
+    Args:
+        own: The signal's own variable, which wins over the one for all signals.
+
+    Raises:
+        UsageError: Another protocol is asked for.
+    """
+    for variable in (own, OTEL_EXPORTER_OTLP_PROTOCOL):
         protocol = os.environ.get(variable, "").strip()
         if protocol and protocol not in _PROTOCOLS:
             raise UsageError(f"{variable}={protocol}: unknown protocol", hint=" or ".join(_PROTOCOLS))
         if protocol:
-            return _PROTOCOLS[protocol]
-    return _PROTOCOLS["grpc"]
+            return protocol
+    return "grpc"
 
 
 def _load(name: str) -> SpanExporter:
@@ -228,7 +289,8 @@ def _load(name: str) -> SpanExporter:
         raise MissingExtraError(f"the exporter {name} cannot be loaded: {error}") from error
     except Exception as error:
         hint = "look at the variables that begin with OTEL_EXPORTER_OTLP"
-        raise UsageError(f"the exporter {name} cannot be set up: {error}", hint=hint) from error
+        told = without_secrets(str(error))
+        raise UsageError(f"the exporter {name} cannot be set up: {told}", hint=hint) from error
     return exporter
 
 

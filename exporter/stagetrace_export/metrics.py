@@ -16,6 +16,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from opentelemetry.environment_variables import OTEL_METRICS_EXPORTER
@@ -24,7 +25,6 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_METRICS_PROTOCOL,
-    OTEL_EXPORTER_OTLP_PROTOCOL,
 )
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, PeriodicExportingMetricReader
@@ -38,7 +38,10 @@ from stagetrace.stages import Horizon, Outcome, Reason, Stage
 from stagetrace.summary import ended_stage
 from stagetrace.timeline import RequestTimeline
 from stagetrace_analyzer.classes import ClassRules, class_facts, load_rules
+from stagetrace_export import conventions as names
 from stagetrace_export.closed import ClosedRequests
+from stagetrace_export.exporters import otlp_protocol, without_secrets
+from stagetrace_export.spans import error_type
 
 SCOPE: Final = "stagetrace"
 """Name of the instrumentation scope."""
@@ -56,9 +59,10 @@ SET_ASIDE: Final = "stagetrace.set_aside"
 DATA_AGE: Final = "stagetrace.data.age"
 
 ERROR_TYPES_MAX: Final = 32
-"""Error types that are told apart; those that come later are counted as `OTHER_ERROR`."""
+"""Error types that are told apart; those that come later are counted as ``_OTHER``."""
 
-OTHER_ERROR: Final = "other"
+SHUTDOWN_S: Final = 5.0
+"""So long the last metrics may take."""
 
 _STAGE_BOUNDS_S: Final = (
     *(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
@@ -149,14 +153,14 @@ class StageMetrics:
         if (stage := ended_stage(request, parts)) is not None:
             said["ended_stage"] = stage.value
         if request.outcome is Outcome.ERROR:
-            said["error.type"] = self._error_type(str(request.facts.get("error_code", OTHER_ERROR)))
+            said[names.ERROR_TYPE] = self._error_type(error_type(request) or names.OTHER_ERROR)
         return said
 
     def _error_type(self, code: str) -> str:
         """Return an error's code, or that it is one too many."""
         if len(self._error_types) < ERROR_TYPES_MAX:
             self._error_types.add(code)
-        return code if code in self._error_types else OTHER_ERROR
+        return code if code in self._error_types else names.OTHER_ERROR
 
     def _observe_stages(self, intervals: Iterable[Interval], whose: dict[str, str]) -> None:
         spent: Counter[tuple[Stage, Reason | None]] = Counter()
@@ -174,13 +178,11 @@ class StageMetrics:
         if self._newest_unix_ns is not None:
             yield Observation((time.time_ns() - self._newest_unix_ns) / _NS)
 
-    def flush(self) -> None:
-        """Hand everything to the exporters now."""
-        self._provider.force_flush()
-
-    def shutdown(self) -> None:
-        """Hand everything to the exporters and stop."""
-        self._provider.shutdown()
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Hand everything to the exporters and stop; what takes longer than the timeout is left."""
+        # It raises when the time is over, and has said before why.
+        with suppress(Exception):
+            self._provider.shutdown(timeout_s * 1e3)
 
 
 def _watch(meter: Meter, sources: Sequence[ClosedRequests]) -> None:
@@ -256,21 +258,11 @@ def otlp_readers() -> list[MetricReader]:
             f"{OTEL_METRICS_EXPORTER}={wanted}: unknown exporter",
             hint="otlp or none; --prometheus serves a page",
         )
-    exporter = _otlp_exporter()
+    exporter = _EXPORTERS[otlp_protocol(OTEL_EXPORTER_OTLP_METRICS_PROTOCOL)]
     try:
         return [PeriodicExportingMetricReader(exporter())]
     except Exception as error:
         raise UsageError(
-            f"OTLP metrics cannot be set up: {error}",
+            f"OTLP metrics cannot be set up: {without_secrets(str(error))}",
             hint="look at the variables that begin with OTEL_EXPORTER_OTLP and OTEL_METRIC_EXPORT",
         ) from error
-
-
-def _otlp_exporter() -> Callable[[], MetricExporter]:
-    for variable in (OTEL_EXPORTER_OTLP_METRICS_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL):
-        protocol = os.environ.get(variable, "").strip()
-        if protocol and protocol not in _EXPORTERS:
-            raise UsageError(f"{variable}={protocol}: unknown protocol", hint=" or ".join(_EXPORTERS))
-        if protocol:
-            return _EXPORTERS[protocol]
-    return _EXPORTERS["grpc"]

@@ -66,9 +66,11 @@ class Pipeline:
             Whether the receiver took everything.  If not, nothing is counted; the same may be tried again.
         """
         data = closed.data
+        places = self._ended_steps(data)
+        if not (closed.requests or any(places.values())):
+            return True
         requests = [(r, partition(r)) for r in closed.requests if self._wanted.unsampled or is_sampled(r)]
         origin = Origin.of(data, self._wanted.rules, steps=self._wanted.steps)
-        places = self._ended_steps(data)
         before = self._delivery.spans
         if not self._delivery.export(_spans(requests, data, places, origin)):
             return False

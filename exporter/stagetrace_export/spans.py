@@ -8,10 +8,12 @@ same spans, and a receiver that was sent them twice can tell.
 from __future__ import annotations
 
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Final
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -90,11 +92,18 @@ def _service(process: Process) -> str:
     return process.facts.get("service", names.PROVIDER)
 
 
-def service_resource() -> Resource:
-    """Return the resource of the service as a whole, for what is told of all its processes together."""
+def service_resource(spool: Path) -> Resource:
+    """Return the resource of the service as a whole, for what is told of all its processes together.
+
+    Args:
+        spool: Where it records: what tells it from another on the same host, and stays over a restart.
+    """
+    host = socket.gethostname()
     return _resource(
         {
             names.SERVICE_NAME: names.PROVIDER,
+            names.SERVICE_INSTANCE_ID: f"{_derived(f'{host}/{spool.absolute()}', 16):032x}",
+            names.HOST_NAME: host,
             names.DISTRO_NAME: names.DISTRO,
             names.DISTRO_VERSION: __version__,
         }
@@ -223,7 +232,7 @@ def _request_attributes(request: RequestTimeline, parts: Partition, origin: Orig
         names.REQUEST_STREAM: facts.get("stream") or None,
         names.RESPONSE_FINISH_REASONS: _finish_reasons(request),
         names.IMAGE_INPUT_TOKENS: _image_tokens(request),
-        names.ERROR_TYPE: _error_type(request),
+        names.ERROR_TYPE: error_type(request),
         names.REQUEST_ID: request.request_id,
         names.CLASS: origin.rules.class_of(classed),
         names.OUTCOME: None if request.outcome is None else request.outcome.value,
@@ -283,9 +292,10 @@ def _image_tokens(request: RequestTimeline) -> int | None:
     return sum(known) if known and images and len(known) == len(tokens) else None
 
 
-def _error_type(request: RequestTimeline) -> str | None:
+def error_type(request: RequestTimeline) -> str | None:
+    """Return the ``error.type`` of a request that did not end well: a status from 400, or a name."""
     if request.outcome is Outcome.ERROR:
-        return str(request.facts.get("error_code", "_OTHER")).removeprefix("http_")
+        return str(request.facts.get("error_code", names.OTHER_ERROR)).removeprefix("http_")
     return None if request.outcome in {Outcome.OK, None} else str(request.outcome)
 
 

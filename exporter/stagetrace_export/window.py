@@ -131,7 +131,8 @@ class _Segment:
     Attributes:
         read: Up to which byte it was read.
         hole: A slot that had been taken and not filled when it was read last, 0 for none.
-        is_done: All of it was read.
+        is_done: All of it was read, or is gone.
+        is_lost: It was removed or damaged before all of it was read.
     """
 
     path: Path
@@ -141,6 +142,7 @@ class _Segment:
     torn: int = 0
     body: bytes = b""
     is_done: bool = False
+    is_lost: bool = False
 
     @property
     def opened(self) -> int:
@@ -163,7 +165,7 @@ class _Segment:
         try:
             found = self._read(to_the_end=is_last or not is_written)
         except (OSError, DataError):
-            self.is_done = True  # removed to make room
+            self.is_done = self.is_lost = True
             return b""
         hole = _first_hole(found)
         if hole is not None and not is_last and self.read + hole != self.hole:
@@ -211,10 +213,10 @@ class _Segment:
                 frame.note(RECORD.unpack_from(self.body, place * RECORD_BYTES))
         self.body = b"".join(slot for slot, is_kept in zip(_slots(self.body), kept, strict=True) if is_kept)
 
-    def data(self, frame: _Frame | None) -> SegmentData:
-        """Return what is held as a segment; with a frame it begins where others were removed."""
-        header = replace(self.header, sequence=self.header.sequence + 1)
-        return SegmentData(header, self.body if frame is None else frame.packed() + self.body, self.torn)
+    def data(self, frame: bytes, missing: int) -> SegmentData:
+        """Return what is held as a segment, as if so many were missing before it."""
+        header = replace(self.header, sequence=self.header.sequence + missing)
+        return SegmentData(header, frame + self.body, self.torn)
 
 
 def _kinds(body: bytes) -> list[int]:
@@ -250,7 +252,7 @@ class _Writer:
         self.not_sampled = 0
         self.has_ended = False
         self._place = place
-        self._next = place.segment
+        self._next = self._expected = place.segment
         self._latest = place.latest
         self._awaited = set(place.unfinished)
         self._is_behind_gap = False
@@ -277,16 +279,17 @@ class _Writer:
         sequence = segment.header.sequence
         if sequence < self._next:
             return
-        self._is_behind_gap = self._is_behind_gap or sequence != self._next
         self._next = sequence + 1
         self.segments.append(segment)
 
     def take(self, segment: _Segment, *, is_last: bool) -> int:
         """Read a segment on, and note the requests that were received; returns the bytes that were read."""
         is_written = segment is self.segments[-1] and not self.has_ended
-        begin = segment.read
-        found = segment.take(is_written=is_written, is_last=is_last)
-        sequence = segment.header.sequence
+        begin, sequence = segment.read, segment.header.sequence
+        # Nobody is left who could fill a hole.
+        found = segment.take(is_written=is_written, is_last=is_last or self.has_ended)
+        self._is_behind_gap |= sequence > self._expected
+        self._expected = max(self._expected, sequence + 1)
         for place, kind in enumerate(_kinds(found)):
             if kind in {RecordKind.RECEIVED, RecordKind.NOT_SAMPLED}:
                 time, number, *_ = RECORD.unpack_from(found, place * RECORD_BYTES)
@@ -295,6 +298,7 @@ class _Writer:
         if (sequence, segment.read) >= self._place.read:
             self.removed += len(self._awaited)
             self._awaited.clear()
+        self._is_behind_gap |= segment.is_lost
         return len(found)
 
     def _note(self, time: int, number: int, kind: int, *, is_known: bool) -> None:
@@ -349,12 +353,14 @@ class _Writer:
         return max((time for segment in self.segments for time in segment.times()), default=0)
 
     def data(self) -> Iterator[SegmentData]:
-        frame = self._frame
-        if frame is None:
-            yield from (SegmentData(s.header, s.body, s.torn) for s in self.segments)
-            return
-        for place, segment in enumerate(self.segments):
-            yield segment.data(None if place else frame)
+        # What is held begins where others were removed, once something was cut off.
+        frame, missing = (b"", 0) if self._frame is None else (self._frame.packed(), 1)
+        for segment in self.segments:
+            yield segment.data(frame, missing)
+            frame = b""
+            missing += segment.is_lost
+        if self.segments and self.segments[-1].is_lost:
+            yield replace(self.segments[-1], body=b"", torn=0).data(frame, missing + 1)
 
 
 class Window:
@@ -366,7 +372,7 @@ class Window:
 
     Attributes:
         more: Not all that the spool held was read at the last call.
-        unreadable: Segments that could not be read.
+        unreadable: Segments that could not be read, or not to their end.
         given_up: Requests that were in flight for so long that what belongs to them was too much to hold.
     """
 
@@ -376,7 +382,6 @@ class Window:
         self._writers: dict[str, _Writer] = {}
         self._paths: dict[Path, str] = {}
         self._horizons: dict[str, int] = {}
-        self._read_at = 0
         self.more = False
         self.unreadable = 0
         self._gone = 0
@@ -393,7 +398,7 @@ class Window:
         """
         self._list()
         self._note_ended()
-        self._read_at = monotonic_ns()
+        read_at = monotonic_ns()
         unread = sorted(
             ((s, writer) for writer in self._writers.values() for s in writer.segments if not s.is_done),
             key=lambda found: found[0].opened,
@@ -401,11 +406,13 @@ class Window:
         taken, place = 0, 0
         for place, (segment, writer) in enumerate(unread, 1):  # noqa: B007 - how far it got
             taken += writer.take(segment, is_last=is_last)
+            self.unreadable += segment.is_lost
             if taken >= READ_BYTES:
                 break
         behind = [segment for segment, _ in unread[place:]]
         self.more = bool(behind)
-        self._horizons = {}
+        self._horizons = {clock: _last(writers) for clock, writers in self._by_clock().items()}
+        self._horizons[clock_domain()] = read_at
         for segment in reversed(behind):
             self._horizons[segment.header.clock] = segment.opened
 
@@ -464,12 +471,11 @@ class Window:
         return not self._writers
 
     def horizon(self, clock: str) -> int:
-        """Return up to when the records of all processes of a clock were read, on that clock."""
-        if clock in self._horizons:
-            return self._horizons[clock]
-        if clock == clock_domain():
-            return self._read_at
-        return max((w.last for w in self._writers.values() if w.segments and w.clock == clock), default=0)
+        """Return up to when the records of all processes of a clock were read, on that clock.
+
+        `NEVER` when nobody writes any more whose clock it is, unless it is the clock of here.
+        """
+        return self._horizons.get(clock, NEVER)
 
     def segments(self) -> Iterator[SegmentData]:
         """Return all that is held."""
@@ -555,6 +561,12 @@ class Window:
                 writer.unfinished = {n: time for n, time in writer.unfinished.items() if time > middle}
 
 
+def _last(writers: Iterable[_Writer]) -> int:
+    """Return up to when the records of the writers of a clock that is not ours are known."""
+    writers = list(writers)
+    return NEVER if all(w.has_ended for w in writers) else max(w.last for w in writers)
+
+
 def _base(steps: Steps | None, time: int) -> _Base:
     """Return the last step that had ended by a time, or the first one where none had."""
     if steps is None or not steps.steps:
@@ -569,15 +581,21 @@ def _has_ended(segment: _Segment) -> bool:
     is_here = (header.clock, header.pid_namespace) == (clock_domain(), pid_namespace())
     if is_here and is_gone(header):
         return True
-    # A process that stopped recording lets go of its segment, and lives on.
+    # A process that stopped recording lets go of its segment, and lives on; but no reboot is survived.
     try:
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return not is_here
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return not parse_header(segment.path, os.read(descriptor, HEADER_BYTES)).stop
+        stopped = parse_header(segment.path, os.read(descriptor, HEADER_BYTES)).stop
+        return not stopped or _is_of_another_boot(header)
     except (OSError, DataError):
         return False
     finally:
         os.close(descriptor)
+
+
+def _is_of_another_boot(header: SegmentHeader) -> bool:
+    boot, is_known, _ = header.clock.partition("/")
+    return bool(is_known) and boot != clock_domain().partition("/")[0]

@@ -18,11 +18,19 @@ LOG_FILE: Final = "export.log"
 """Name, in the spool folder, of what the exporter has to say."""
 
 _log = logging.getLogger("stagetrace")
+_vllm_log = logging.getLogger("vllm.stagetrace")
+"""Where vLLM shows also what is no warning."""
 
 _FIRST: Final = frozenset({"MainProcess", "ApiServer_0"})
 """Names of the first front-end process: the only one, or the first of several that vLLM starts."""
 
-_NEEDED: Final = ("stagetrace_export", "opentelemetry.sdk", "opentelemetry.exporter.otlp")
+_NEEDED: Final = (
+    "stagetrace_export",
+    "opentelemetry.sdk",
+    "opentelemetry.exporter.otlp.proto.grpc",
+    "opentelemetry.exporter.otlp.proto.http",
+    "prometheus_client",
+)
 
 
 def start_exporter() -> None:
@@ -70,5 +78,8 @@ def _start(folder: str) -> None:
     except OSError as error:
         _log.warning("stagetrace: nothing is exported: %s", error)
         return
+    where = os.path.join(folder, LOG_FILE)  # noqa: PTH118
     if code:
-        _log.warning("stagetrace: nothing is exported: the exporter ended with %d, see %s", code, LOG_FILE)
+        _log.warning("stagetrace: nothing is exported: the exporter ended with %d, see %s", code, where)
+    else:
+        _vllm_log.info("stagetrace: an exporter is at work, and says in %s how it fares", where)

@@ -245,6 +245,13 @@ def test_holder_whose_name_is_in_an_older_segment(spool):
     assert "chat-5" in {i.holder for i in list(found.values())[-1][1].completion}
 
 
+def record(recorder, *numbers):
+    """Record requests from their receipt to their end."""
+    for number in numbers:
+        for kind in (RecordKind.RECEIVED, RecordKind.LAST_BYTE, RecordKind.ENDED):
+            recorder.record(kind, number)
+
+
 def _leave_within_a_step(server, api, engine, end=RecordKind.DISCONNECTED):
     api.record(RecordKind.RECEIVED, 1)
     api.record(RecordKind.ENGINE_REQUEST, 1, api.define("chat"))
@@ -308,6 +315,33 @@ def test_requests_that_were_removed_are_counted(spool, tmp_path):
     assert counts["removed"] > 50
     # Of some only the end was left, so that they are not among those that were received.
     assert server.sent == 180 == exported + counts["removed"] + counts["set_aside"]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+@pytest.mark.parametrize("has_next", [False, True])
+def test_segments_that_are_removed_after_they_were_found(spool, monkeypatch, is_begun, has_next):
+    """What is gone before it was read is counted, and what was in flight over it is set aside, never left open."""
+    monkeypatch.setattr(window, "READ_BYTES", SMALL)
+    source, recorder = ClosedRequests(spool), Recorder(spool, SMALL)
+    recorder.record(RecordKind.RECEIVED, 1)
+    record(recorder, *range(2, 21 if is_begun else 151))
+    handed(source)
+    record(recorder, *range(21 if is_begun else 151, 161))
+    for path in segment_paths(spool)[0 if is_begun else 2 :]:
+        path.unlink()
+    recorder.record(RecordKind.ENDED, 1)
+    if has_next:
+        record(recorder, *range(161, 201))
+    recorder._segment = None
+    monkeypatch.setattr(window, "is_gone", lambda _: True)
+    found, _ = rest(source)
+    counts = source.counts
+    assert counts["open"] == counts["partial"] == 0
+    assert counts["set_aside"] >= 1
+    assert counts["unreadable_segments"] >= 1
+    assert f"{recorder.process}-1" not in found
+    if has_next:
+        assert counts["exported"] + counts["removed"] + counts["set_aside"] == 200
 
 
 def test_what_is_held_is_read_though_it_was_removed(spool):
@@ -400,6 +434,65 @@ def test_process_that_stopped_recording_may_go_on(spool, monkeypatch):
     assert source.is_written()
 
 
+@pytest.fixture
+def before_the_reboot(spool, monkeypatch):
+    """A recorder of the host's earlier boot, whose process has ended once it lets go of its segment."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("stagetrace.segment.clock_domain", lambda: "earlier/time:[1]")
+        recorder = Recorder(spool, LARGE)
+        recorder.record(RecordKind.RECEIVED, 1)
+    return recorder
+
+
+def test_requests_of_an_earlier_boot(spool, before_the_reboot):
+    """While a server records, those of an earlier boot are handed out at once, also of its last second."""
+    record(before_the_reboot, 2, 3)
+    before_the_reboot._segment = None
+    server = Recorder(spool)
+    server.record(RecordKind.RECEIVED, 1)
+    source = ClosedRequests(spool)
+    closed = source.poll()
+    source.commit()
+    assert Counter(r.outcome for r in closed.requests) == {Outcome.OK: 2, Outcome.LOST: 1}
+    assert (closed.partial, source.counts["open"], source.is_written()) == (0, 1, True)
+
+
+def test_process_that_stopped_recording_and_was_rebooted(spool, before_the_reboot):
+    """A process of an earlier boot has ended, also if it was switched off."""
+    (spool / OFF_FILE).touch()
+    before_the_reboot.look(before_the_reboot.look_at)
+    source = ClosedRequests(spool)
+    source.poll()
+    assert source.have_ended()
+
+
+def test_engine_that_is_late(spool):
+    """A request is not set aside for good because the engine has not recorded it yet."""
+    server = Server(spool, LARGE)
+    with server.clocks():
+        record(Recorder(spool, SMALL, 20 * SMALL), *range(1000))  # so that there is something to remove
+        api = Recorder(spool, SMALL, 20 * SMALL)
+        api.record(RecordKind.RECEIVED, 1)
+        api.record(RecordKind.ENGINE_REQUEST, 1, api.define("chat"))
+        source = ClosedRequests(spool)
+        rest_of(source)
+        assert source.counts["set_aside"] == 0
+        engine = Recorder(spool, SMALL, 20 * SMALL)
+        key = engine.define("chat")
+        engine.record(RecordKind.HELD, key, 30, 8)
+        engine.record(RecordKind.FREED, key, engine.intern("stopped"), 7)
+        record(api, 1)
+        server.run(2000)
+        assert f"{api.process}-1" in handed(source)
+
+
+def rest_of(source):
+    """Poll until all that is there was read."""
+    while source.poll().more:
+        source.commit()
+    source.commit()
+
+
 def test_open_request_of_a_living_process_is_not_lost(spool):
     """A last poll leaves the open requests of a process that lives open, and counts them."""
     recorder = Recorder(spool)
@@ -435,6 +528,18 @@ def test_slot_that_is_never_filled(spool):
     assert len(source.poll().data.open_requests) == 2
 
 
+def test_slot_of_a_process_that_has_ended(spool, monkeypatch):
+    """Nobody fills a slot of a process that has ended: what is behind it is read at once."""
+    monkeypatch.setattr("stagetrace.segment.pid_namespace", lambda: "pid:[1]")
+    recorder = Recorder(spool)
+    record(recorder, 1)
+    next(recorder._segment.offsets)
+    record(recorder, 2)
+    recorder._segment = None
+    closed = ClosedRequests(spool).poll()
+    assert (len(closed.requests), closed.partial, closed.more) == (2, 0, False)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"{}", b'{"format": 1, "processes": {"x": {"segment": "y"}}}']
 )
@@ -461,6 +566,16 @@ def test_position_is_replaced_whole(spool, tmp_path):
     source.poll()
     source.commit()
     assert [path.name for path in tmp_path.iterdir() if path != spool] == ["position"]
+
+
+def test_position_follows_no_link(spool, tmp_path):
+    """What somebody has put in the way of the new position is removed, and where it leads is left alone."""
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / "position.new").symlink_to(tmp_path / "theirs")
+    Recorder(spool).record(RecordKind.RECEIVED, 1)
+    handed(ClosedRequests(spool, tmp_path / "position"))
+    assert (tmp_path / "theirs").read_text() == "precious"
+    assert json.loads((tmp_path / "position").read_text())["processes"]
 
 
 def test_empty_spool(spool):

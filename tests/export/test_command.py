@@ -170,6 +170,36 @@ def test_nobody_at_the_endpoint(busy, settings, capsys, protocol, timeout):
     assert line.endswith("(hint: look at the variables that begin with OTEL_EXPORTER_OTLP)")
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+@pytest.mark.parametrize("headers", ["Bearer s3cr3t", "authorization=Bearer s3cr3t\n"])
+def test_secrets_are_not_told(busy, settings, capfd, protocol, headers):
+    """Neither headers that cannot be read or sent, nor what an endpoint has of a user and a key, is ever printed."""
+    settings.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    settings.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:pa55word@127.0.0.1:9/?key=k3yk3y")
+    settings.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    settings.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    assert export(busy) == 2
+    told = "".join(capfd.readouterr())
+    assert told.startswith("stagetrace: http://127.0.0.1:9/ does not take the spans: ")
+    assert not {word for word in ("s3cr3t", "pa55word", "k3yk3y") if word in told}, told
+
+
+def test_disk_that_is_full(busy, capsys):
+    """It is one line and exit code 2, also when the file is closed."""
+    assert export(busy, "--to", "file:/dev/full", "--force") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stagetrace: /dev/full does not take the spans: No space left on device")
+
+
+@pytest.mark.parametrize("name", ["OTEL_BSP_SCHEDULE_DELAY", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"])
+def test_numbers_that_are_too_large(busy, settings, capsys, name):
+    """A number that nothing can be made of is one line that names the variable."""
+    settings.setenv(name, "9" * 20)
+    assert export(busy, "--follow", "--to", "none") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"stagetrace: {name}=9999")
+
+
 def test_what_went_before_a_failure_is_told(busy, settings, capsys):
     """When the receiver stops taking spans in between, it is said how many it has."""
     settings.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
@@ -193,9 +223,11 @@ def test_what_went_before_a_failure_is_told(busy, settings, capsys):
         ([".", "--prometheus", "127.0.0.1:0"], "--prometheus needs --follow"),
         ([".", "--until-ended"], "--until-ended needs --follow"),
         ([".", "..", "--follow"], "--follow takes one spool"),
-        ([".", "--follow", "--grace", "-1"], "--grace -1: less than nothing"),
+        ([".", "--grace", "0"], "--grace needs --follow"),
+        ([".", "--follow", "--grace", "-1"], "--grace -1: no time to wait"),
+        ([".", "--follow", "--grace", "inf"], "--grace inf: no time to wait"),
         ([".", "--follow", "--force"], "--force would lose what was sent before"),
-        ([".", "--follow", "--grace", "nan"], "--grace nan: less than nothing"),
+        ([".", "--follow", "--grace", "nan"], "--grace nan: no time to wait"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, arguments, told):
@@ -257,6 +289,18 @@ def test_follow_until_the_server_has_ended(busy, settings, capsys):
     assert f"{len(live)} spans of" in capsys.readouterr().err
 
 
+def test_metrics_go_where_spans_go(busy, tmp_path, settings):
+    """When the variable sends spans elsewhere, metrics do not go over OTLP unless they are asked for."""
+    settings.setenv("OTEL_TRACES_EXPORTER", "none")
+    with grpc_receiver() as receiver:
+        settings.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        assert export(busy, "--follow", "--until-ended", "--position", tmp_path / "one") == 0
+        assert not receiver.metrics
+        settings.setenv("OTEL_METRICS_EXPORTER", "otlp")
+        assert export(busy, "--follow", "--until-ended", "--position", tmp_path / "other") == 0
+        assert "stagetrace.requests" in receiver.last_metrics
+
+
 def test_follow_with_metrics_until_told_to_stop(busy, tmp_path):
     """Beside the spans a page of metrics is served; on SIGTERM the command says what it did and ends well."""
     arguments = [busy, "--follow", "--to", f"file:{tmp_path / 'traces.jsonl'}", "--prometheus", "127.0.0.1:0"]
@@ -290,7 +334,7 @@ def test_follow_says_why_it_waits(busy, tmp_path, settings):
     """A receiver that is away is named with the reason, once; what it missed arrives when it is there."""
     from stagetrace_export import command
 
-    settings.setattr(command, "_say", (said := []).append)
+    settings.setattr(command, "say", (said := []).append)
     settings.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.7")
     settings.setenv("OTEL_METRICS_EXPORTER", "none")
     settings.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")

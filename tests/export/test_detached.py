@@ -15,7 +15,7 @@ from receivers import http_receiver
 
 from stagetrace.attributes import EXPORT_VARIABLE, SPOOL_VARIABLE
 from stagetrace.process_records import has_died
-from stagetrace_export import detached
+from stagetrace_export import follow
 from stagetrace_export.follow import LOCK_FILE
 from stagetrace_vllm.export import LOG_FILE
 
@@ -143,6 +143,7 @@ def test_next_server_on_the_same_spool(spool):
         with server(spool, receiver) as second:
             time.sleep(1)
             assert exporter_of(spool) == exporter
+            assert f"waiting for process {exporter}, which" in (spool / LOG_FILE).read_text()
             receiver.refuse = 0
             record(second, 7)
             wait_for(lambda: len(roots(receiver)) == 12, "not all requests came")
@@ -156,7 +157,7 @@ def roots(receiver):
 
 def is_exported(spool):
     """Whether somebody exports a spool."""
-    return detached._is_locked(spool)
+    return follow.exporter_of(spool) is not None
 
 
 def test_server_that_records_nothing(spool):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from stagetrace import Recorder, UsageError
+from stagetrace import DataError, Recorder, UsageError
 from stagetrace.records import RECORD_BYTES, RecordKind
 from stagetrace.segment import HEADER_BYTES
 from stagetrace_export.closed import ClosedRequests
@@ -196,7 +196,38 @@ def test_position_that_cannot_be_stored(written, tmp_path, capsys):
     source = ClosedRequests(written, tmp_path / "no" / "position")
     followed = follow(source, Recipient(), stop=threading.Event(), until_ended=True, interval_s=0.02)
     assert followed.counts["exported"] == 200
-    assert "the position cannot be stored (No such file or directory)" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("the position cannot be stored (No such file or directory)") == 1
+
+
+def test_receiver_that_nobody_will_set_right(written, capsys):
+    """Once the server has ended, a receiver that takes nothing is tried for a while; another exporter sends it all."""
+    with running("print()") as starter:
+        starter.wait()
+    recipient = Recipient(away=1 << 30)
+    source = ClosedRequests(written, written / "position")
+    how = {"stop": threading.Event(), "until_ended": True, "starter": starter.pid, "interval_s": 0.02}
+    followed = follow(source, recipient, abandon_s=0.1, delays_s=(0.02, 0.02), **how)
+    assert not followed.is_complete
+    assert recipient.calls > 1
+    assert "the server has ended, and the receiver still takes nothing" in capsys.readouterr().err
+    recipient.away = 0
+    assert follow(ClosedRequests(written, written / "position"), recipient, **how).is_complete
+    assert len(recipient.ids) == 200
+
+
+def test_what_is_read_without_a_request_is_handed_over(spool):
+    """Each poll is handed over, so that steps are sent though no request has ended."""
+    recorder, stop, polls = Recorder(spool), threading.Event(), []
+    recorder.record(RecordKind.RECEIVED, 1)
+
+    def export(closed):
+        polls.append(len(closed.requests))
+        if len(polls) == 3:
+            stop.set()
+        return True
+
+    follow(ClosedRequests(spool), export, stop=stop, interval_s=0.01)
+    assert polls[:3] == [0, 0, 0]
 
 
 def test_second_exporter_of_a_spool(spool):
@@ -210,6 +241,16 @@ def test_second_exporter_of_a_spool(spool):
         assert refused.value.exit_code == 2
     with sole_exporter(spool):
         assert (spool / LOCK_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_lock_follows_no_link(spool, tmp_path):
+    """Where somebody has put a link in place of the lock, one line says so, and what it leads to is left alone."""
+    (tmp_path / "theirs").write_text("precious")
+    spool.mkdir()
+    (spool / LOCK_FILE).symlink_to(tmp_path / "theirs")
+    with pytest.raises(DataError, match="symbolic link"), sole_exporter(spool):
+        pass
+    assert (tmp_path / "theirs").read_text() == "precious"
 
 
 def test_lock_of_a_killed_exporter_is_free(spool, tmp_path):

@@ -23,7 +23,8 @@ from stagetrace_analyzer.classes import load_rules, parse_rules
 from stagetrace_analyzer.ingest import ingest_spool
 from stagetrace_export import metrics as names
 from stagetrace_export.closed import ClosedRequests
-from stagetrace_export.metrics import ERROR_TYPES_MAX, OTHER_ERROR, StageMetrics, otlp_readers
+from stagetrace_export.conventions import OTHER_ERROR
+from stagetrace_export.metrics import ERROR_TYPES_MAX, StageMetrics, otlp_readers
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RECEIVERS = {"grpc": grpc_receiver, "http/protobuf": http_receiver}
@@ -176,7 +177,7 @@ def test_requests_are_counted_by_how_they_ended(received, data):
         errors[known.get("error.type")] += point.as_int
         stages[known["outcome"] == "ok", known.get("ended_stage")] += point.as_int
     assert by_outcome == {"ok": 47, "error": 6, "cancelled": 6}
-    assert errors == {None: 53, "http_500": 2, "http_501": 2, "http_502": 2}
+    assert errors == {None: 53, "500": 2, "501": 2, "502": 2}
     assert stages == {(True, None): 47, (False, "decode"): 12}
 
 
@@ -423,7 +424,6 @@ def test_a_receiver_that_is_gone_hurts_nobody(no_otel, export):
         no_otel.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     metrics = StageMetrics(otlp_readers())
     export(metrics)
-    metrics.flush()
     metrics.shutdown()
     assert receiver.metrics == []
 

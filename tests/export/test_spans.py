@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -21,7 +22,14 @@ from stagetrace.testing import EngineBuilder
 from stagetrace_analyzer.classes import load_rules
 from stagetrace_analyzer.ingest import ingest_spool
 from stagetrace_export import conventions as names
-from stagetrace_export.spans import Origin, ended_steps, parent_of, request_spans, step_spans
+from stagetrace_export.spans import (
+    Origin,
+    ended_steps,
+    parent_of,
+    request_spans,
+    service_resource,
+    step_spans,
+)
 from stagetrace_vllm.http import PATHS
 
 MS = 1_000_000
@@ -527,3 +535,15 @@ def test_page_of_attributes_is_made_of_the_tables():
     """``docs/attributes.md`` is what the tool writes from the tables."""
     tool = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "write_attributes.py"))
     assert tool["PAGE"].read_text(encoding="utf-8") == tool["page"]()
+
+
+def test_resource_of_the_service(tmp_path, monkeypatch):
+    """It tells the host, and one spool there from another, the same after a restart; the variables win."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.version=7")
+    one, again, other = (service_resource(tmp_path / name).attributes for name in ("a", "a", "b"))
+    assert one == again
+    assert one["service.instance.id"] != other["service.instance.id"]
+    assert one["host.name"] == socket.gethostname()
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=mine,host.name=theirs")
+    told = service_resource(tmp_path).attributes
+    assert (told["service.instance.id"], told["host.name"]) == ("mine", "theirs")

@@ -104,6 +104,7 @@ def test_requests_are_exported_while_the_server_serves_and_after_it(tiny_model, 
     assert {span: told for span, *told in arrived} == {span: [*told] for span, told in expected.items()}
     assert f"{len(data.requests)} requests" in log
     assert "Traceback" not in log
+    assert str(server.spool / LOG_FILE) in (server.spool.parent / "log").read_text()
 
 
 async def late(server):
