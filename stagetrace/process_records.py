@@ -44,8 +44,8 @@ _TEXT_COLUMNS: Final = {
     Fact.MODEL: "model",
     Fact.FINISH_REASON: "finish_reason",
 }
-_FIRST_COUNTS: Final = frozenset({"error_code", "traceparent"})
-"""Facts of which the first one counts: the first error is the cause of those behind it."""
+_FIRST_COUNTS: Final = frozenset({"error_code", "external_id", "traceparent"})
+"""Facts whose first word counts: the first error is the cause of those behind it, later ids are of parts."""
 
 _NUMBER_COLUMNS: Final = {
     Fact.INTENDED_UNIX_NS: "intended_unix_ns",

@@ -38,7 +38,7 @@ class CaptionRequest(BaseModel):
     """The body of a request."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=2000)]
-    images: Annotated[list[str], Field(max_length=64)] = []
+    images: Annotated[list[str], Field(max_length=128)] = []
     max_tokens: Annotated[int, Field(ge=1, le=1024)] = 32
     stream: bool = False
 

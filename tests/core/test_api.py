@@ -563,10 +563,11 @@ def test_service_of_a_forked_process(spool):
 def test_last_word_counts(spool):
     """What the server tells of a request counts more than what the client said of it in a header."""
     with stagetrace.request({"baggage": "stagetrace.label=hers"}):
-        stagetrace.facts(label="ours", max_tokens=1)
-        stagetrace.facts(max_tokens=2)
+        stagetrace.facts(label="ours", max_tokens=1, external_id="a")
+        stagetrace.facts(max_tokens=2, external_id="b")
     (request,) = read(spool).requests
     assert (request.facts["label"], request.facts["max_tokens"]) == ("ours", 2)
+    assert request.facts["external_id"] == "a"
 
 
 def test_long_texts_are_not_kept(spool):

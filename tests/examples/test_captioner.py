@@ -341,7 +341,7 @@ def test_busy_decode_pool(captioner):
 
 def test_busy_encoder(captioner):
     """Behind somebody else's many images one more waits in ``encode.wait``."""
-    images = [data_url(make_jpeg(seed, (64, 64))) for seed in range(40)]
+    images = [data_url(make_jpeg(seed, (64, 64))) for seed in range(120)]
     # The last one to be decoded is in the queue of the encoder, and so is everybody before.
-    found = _play_behind(captioner, "busy encoder", Stage.ENCODE_WAIT, images, count=20)
+    found = _play_behind(captioner, "busy encoder", Stage.ENCODE_WAIT, images, count=60)
     _check_found(found[0], Stage.ENCODE_WAIT, found[1])
