@@ -121,7 +121,7 @@ def test_it_outlives_a_killed_server(spool):
         parent, session, nice = stat(exporter)
         assert parent != process.pid
         assert session not in {exporter, os.getsid(process.pid)}
-        assert nice == 10
+        assert nice == min(os.nice(0) + 10, 19)
         assert Path(f"/proc/{exporter}/fd/0").readlink() == Path(os.devnull)
         assert Path(f"/proc/{exporter}/fd/2").readlink() == spool / LOG_FILE
         assert (spool / LOG_FILE).stat().st_mode & 0o777 == 0o600
@@ -227,9 +227,11 @@ def test_log_is_bounded(tmp_path):
     """A log that has become too long begins anew, while it is written to."""
     code = (
         "import sys, threading, time; from stagetrace_export import detached as d;"
-        "d.LOG_BYTES, d._LOG_LOOK_S = 1000, 0.01;"
+        "d.LOG_BYTES, d._LOG_LOOK_S = 1050, 0.01;"
         "threading.Thread(target=d._bound_log, daemon=True).start();"
-        "[(sys.stderr.write('x' * 99 + '\\n'), sys.stderr.flush(), time.sleep(0.002)) for _ in range(300)]"
+        "[(sys.stderr.write('x' * 99 + '\\n'), sys.stderr.flush(), time.sleep(0.002)) for _ in range(300)];"
+        # Whatever the last look has left, this is too short to be cut off.
+        "time.sleep(0.5); sys.stderr.write('x\\n')"
     )
     with (tmp_path / "log").open("ab") as log:
         subprocess.run([sys.executable, "-c", code], stderr=log, check=True)
