@@ -6,9 +6,8 @@ steps: in a step is work, not in it is a wait with the reason the scheduler
 had.  Nothing is guessed: where records are missing or contradict each other,
 the time is ``unattributed``.
 
-A server without hooks tells its stages itself, through the recording API: its
-parts are cut to one line, and the time between two of them is the wait of the
-next.
+A server without hooks tells its stages and waits itself, through the recording
+API: its parts are cut to one line, and what it did not tell is unattributed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from stagetrace.records import DEFINE, MAGIC, RECORD, RECORD_BYTES, RecordKind, 
 
 FORMAT: Final = b"STGTRC02"
 SUFFIX: Final = ".stagetrace"
-NEW_SUFFIX: Final = ".new"
+NEW_SUFFIX: Final = SUFFIX + ".new"
 """Of a segment that is being made: it may hold nothing yet, and no reader looks at it."""
 
 HEADER_BYTES: Final = 4096

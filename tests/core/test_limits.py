@@ -180,9 +180,11 @@ def test_segment_that_was_never_finished_is_removed_too(tmp_path):
 def test_other_files_are_left_alone(tmp_path):
     """Only segments are counted and removed."""
     (tmp_path / "notes.txt").write_bytes(b"x" * 10 * SMALL)
+    (tmp_path / "export.position.new").write_bytes(b"{}")
     recorder = Recorder(tmp_path, SMALL, 3 * SMALL)
     fill(recorder, 5)
     assert (tmp_path / "notes.txt").exists()
+    assert (tmp_path / "export.position.new").exists()
     assert len(segment_paths(tmp_path)) == 3
 
 
