@@ -4,261 +4,106 @@ Requests that failed, were cancelled or were lost count as infinitely slow in
 the quantiles of a class, so that a server cannot look fast by failing.  Stages
 and shares are over the requests that ended well (``ok``), because a horizon
 that was never reached has no parts.
-
-All times are int64 nanoseconds; all shares are between 0 and 1.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.resources
-import math
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
+import numpy as np
 
 from stagetrace.errors import DataError
-from stagetrace.stages import Horizon, Kind, Outcome, Reason, Stage
+from stagetrace.stages import Horizon, Kind, Outcome
+from stagetrace_analyzer.buckets import Histogram
 from stagetrace_analyzer.classes import OTHER
+from stagetrace_analyzer.composition import compositions, plain_answers, stage_order
 from stagetrace_analyzer.dataset import open_dataset
+from stagetrace_analyzer.intervals import (
+    ALIKE,
+    P50,
+    P95,
+    P99,
+    likeness,
+    quantiles,
+    requests_needed,
+)
+from stagetrace_analyzer.load import load_of, mean_in_flight
+from stagetrace_analyzer.population import (
+    Key,
+    Population,
+    read_pieces,
+    read_places,
+    read_population,
+    rows,
+    sql,
+)
+from stagetrace_analyzer.remedies import remedies_for
+from stagetrace_analyzer.resampling import BlockTable
+from stagetrace_analyzer.results import (
+    Analysis,
+    Check,
+    ClassReport,
+    Ingest,
+    Latency,
+    Load,
+    MediaFacts,
+    OwnCost,
+    Quantile,
+    Quantiles,
+    Region,
+    StageTime,
+    WarmUp,
+    Window,
+)
+from stagetrace_analyzer.selection import Selection
+from stagetrace_analyzer.warm_up import mser5
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from stagetrace_analyzer.classes import ClassRules
+    from stagetrace_analyzer.population import Piece, Places
+    from stagetrace_analyzer.results import Composition
 
-DOMINANT_SHARE: Final = 0.05
-"""A wait is material from this share of the horizon on."""
+WINDOWS: Final = 48
+"""Stretches of time into which a phase is cut to show how it went."""
 
-DOMINANT_MEAN_NS: Final = 1_000_000
-"""A wait is material from this mean time a request on."""
-
-DOMINANT_REQUESTS: Final = 20
-"""Fewer requests name no dominant wait."""
-
-NOT_MATERIAL: Final = "nobody waits materially: the time is work"
-"""Why no wait is dominant although there are enough requests."""
-
-P50: Final = Fraction(50, 100)
-P95: Final = Fraction(95, 100)
-P99: Final = Fraction(99, 100)
-
-_ERROR_RATE: Final = 0.05
-_CLASS_QUERIES: Final = ("outcomes", "latencies", "stage_times", "wait_reasons", "media")
-
-Key: TypeAlias = tuple[str, str | None]
-"""Traffic class, and phase or None."""
+_ECDF_POINTS: Final = 200
+_ALL: Final = Selection()
 
 
-@dataclass(frozen=True, slots=True)
-class Quantile:
-    """A quantile in ns; without a value, ``reason`` says why there is none."""
-
-    value_ns: int | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Quantiles over all requests of a class, failed ones at plus infinity.
-
-    ``requests`` is their number; ``reached`` is how many have a finite value.
-    """
-
-    requests: int
-    reached: int
-    p50: Quantile
-    p95: Quantile
-    p99: Quantile
-
-
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """Time in one stage on one horizon, over the requests that ended well.
-
-    ``share`` is the sum of the time in the stage over the sum of the horizon;
-    the shares of a horizon add up to 1.  A request that was never in the stage
-    counts as 0 in ``mean_ns``, ``p50`` and ``p95``.
-    """
-
-    horizon: Horizon
-    stage: str
-    kind: Kind
-    share: float
-    mean_ns: float
-    p50: Quantile
-    p95: Quantile
-
-
-@dataclass(frozen=True, slots=True)
-class DominantWait:
-    """The wait with the largest share of a horizon, or the ``reason`` why none is named.
-
-    ``reasons`` are the shares of the scheduler's reasons within the wait, the
-    largest first; None if none is recorded.
-    """
-
-    horizon: Horizon
-    stage: str | None = None
-    share: float | None = None
-    reasons: Mapping[str, float] | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MediaFacts:
-    """Media items of a class: number, known mean sizes, items by each cache's answer."""
-
-    items: int
-    mean_bytes: float | None
-    mean_pixels: float | None
-    processor_cache: Mapping[str, int]
-    encoder_cache: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ClassReport:
-    """One traffic class, in one phase or (``phase`` is None) in all of them.
-
-    ``partitioned`` is, by horizon, the number of requests behind ``stages``:
-    those that ended well and whose stages add up to the horizon exactly.
-    ``unattributed`` is the share of each horizon that no record explains, None
-    if there is no such request.  ``dominant_waits`` has one entry a horizon.
-    """
-
-    traffic_class: str
-    phase: str | None
-    requests: int
-    outcomes: Mapping[str, int]
-    ttft: Quantiles
-    completion: Quantiles
-    waiting: Quantiles
-    partitioned: Mapping[Horizon, int]
-    stages: tuple[StageTime, ...]
-    dominant_waits: tuple[DominantWait, ...]
-    unattributed: Mapping[Horizon, float | None]
-    media: MediaFacts | None
-
-    @property
-    def dominant_wait(self) -> DominantWait:
-        """The dominant wait before the first token."""
-        return next(wait for wait in self.dominant_waits if wait.horizon is Horizon.TTFT)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A thing counted by two witnesses, over all datasets; ``holds`` if they agree in each."""
-
-    name: str
-    expected: float
-    found: float
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCost:
-    """What recording has cost a process, by its own estimate: of each step, and of the steps' time."""
-
-    process: str
-    ns_per_step: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ingest:
-    """What the datasets were made from.
-
-    ``set_aside`` is by reason.  ``not_sampled`` requests were left out by
-    sampling.  ``removed`` counts the ``segments`` and ``bytes`` that were
-    removed to keep spools within their size.  ``stopped`` says which process
-    did not record, why and when.  ``hooks_off`` counts, by hook point, the
-    processes that did not know it and therefore recorded nothing there.
-    ``checks`` are counts that must agree.
-    """
-
-    records: int
-    requests: int
-    set_aside: Mapping[str, int]
-    dropped: int
-    faults: int
-    not_sampled: int
-    removed: Mapping[str, int]
-    stopped: Sequence[str]
-    own_cost: tuple[OwnCost, ...]
-    hooks_off: Mapping[str, int]
-    checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    """The classes of one or more datasets, and how good the data are.
-
-    ``requests`` are analysed; ``warm_up`` are left out; ``unclassified`` of the
-    analysed ones meet no rule.  ``joins`` counts requests by the processes
-    whose records were found.  ``partition_mismatches`` counts, by horizon,
-    requests whose stages do not add up to it.
-    """
-
-    by_phase: bool
-    requests: int
-    warm_up: int
-    unclassified: int
-    classes: tuple[ClassReport, ...]
-    joins: Mapping[str, int]
-    partition_mismatches: Mapping[Horizon, int]
-    ingest: Ingest
-
-
-def analyze(datasets: Sequence[Path], rules: ClassRules, by_phase: bool = False) -> Analysis:
+def analyze(
+    datasets: Sequence[Path],
+    rules: ClassRules,
+    *,
+    by_phase: bool = False,
+    selection: Selection = _ALL,
+    progress: Callable[[int, int], None] | None = None,
+) -> Analysis:
     """Analyze datasets as one.
 
     Args:
         datasets: Folders of datasets.
         rules: Traffic classes.
         by_phase: Whether to keep the phases of an experiment apart.
+        selection: Which requests.
+        progress: Called with how many requests' intervals were read, of how many.
 
     Raises:
         DataError: A dataset cannot be read.
-        UsageError: No dataset is given.
+        UsageError: No dataset is given, or the selection names a class that no rule has.
     """
+    selection.check(rules)
     with _data_errors(datasets), open_dataset(datasets) as connection:
-        expression, parameters = rules.case_expression()
-        classify = _sql("classify").replace("{traffic_class}", expression)
-        connection.execute(classify, {**parameters, "by_phase": by_phase})
-        for name in ("spend", "check_partitions"):
-            connection.execute(_sql(name))
-        return _analysis(connection, rules, by_phase)
-
-
-def requests_needed(q: Fraction) -> int:
-    """The fewest requests that bound the quantile ``q`` from above at 95 % confidence.
-
-    The largest of n values is below the true quantile with probability q ** n
-    (David and Nagaraja, Order Statistics, 3rd edition, section 7.1).
-    """
-    return math.ceil(math.log(_ERROR_RATE) / math.log(q))
-
-
-def stage_order(stage: str) -> tuple[int, str]:
-    """Sort key: as requests meet the stages; stages that the model does not know come last."""
-    known = [known_stage.value for known_stage in Stage]
-    return (known.index(stage) if stage in known else len(known)), stage
-
-
-def _sql(name: str) -> str:
-    return (importlib.resources.files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[Any]:
-    """Run a query; the rows have its columns as attributes."""
-    cursor = connection.execute(_sql(name))
-    columns = [column[0] for column in cursor.description or ()]
-    return [SimpleNamespace(**dict(zip(columns, values, strict=True))) for values in cursor.fetchall()]
+        return _analysis(connection, rules, by_phase, selection, progress or (lambda _done, _total: None))
 
 
 @contextlib.contextmanager
@@ -273,155 +118,355 @@ def _data_errors(datasets: Sequence[Path]) -> Iterator[None]:
         ) from error
 
 
-def _analysis(connection: duckdb.DuckDBPyConnection, rules: ClassRules, by_phase: bool) -> Analysis:
-    classes = tuple(_class_reports(connection, rules))
-    mismatches = {Horizon(row.horizon): row.requests for row in _rows(connection, "mismatches")}
+def _analysis(
+    connection: duckdb.DuckDBPyConnection,
+    rules: ClassRules,
+    by_phase: bool,
+    selection: Selection,
+    progress: Callable[[int, int], None],
+) -> Analysis:
+    span = rows(connection, "span")[0]
+    _classify(connection, rules, by_phase, selection, span.newest_unix_ns)
+    selected = _count(connection)
+    unknown = _unknown_facts(connection, rules)
+    warm_ups = tuple(_leave_out_warm_up(connection))
+    population = read_population(connection, _keys(connection, rules))
+    tables = _Tables(population, read_places(connection), _windows(population))
+    for piece in read_pieces(connection, population, tables.places):
+        tables.add(piece)
+        progress(piece.rows.stop, len(population))
+    answers = {name: _by_key(rows(connection, name)) for name in ("outcomes", "media")}
+    classes = tuple(
+        _class_report(group, key, rules, tables, {name: by_key[key] for name, by_key in answers.items()})
+        for group, key in enumerate(population.keys)
+    )
     return Analysis(
         by_phase=by_phase,
-        requests=sum(report.requests for report in classes),
-        warm_up=_rows(connection, "left_out")[0].requests,
+        selection=selection.described(),
+        requests=len(population),
+        not_selected=span.requests - selected,
+        warm_ups=warm_ups,
         unclassified=sum(report.requests for report in classes if report.traffic_class == OTHER),
+        unknown_facts=unknown,
+        loads=tuple(_loads(population)),
         classes=classes,
-        joins={row.joined: row.requests for row in _rows(connection, "joins")},
-        partition_mismatches=dict.fromkeys(Horizon, 0) | mismatches,
-        ingest=_ingest(_rows(connection, "ingested"), _rows(connection, "checked")),
+        joins={row.joined: row.requests for row in rows(connection, "joins")},
+        partition_mismatches=tables.mismatches,
+        ingest=_ingest(rows(connection, "ingested"), rows(connection, "checked")),
     )
 
 
-def _class_reports(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> Iterator[ClassReport]:
-    answers = {name: _by_key(_rows(connection, name)) for name in _CLASS_QUERIES}
-    for key in _ordered(answers["outcomes"], rules):
-        yield _class_report(key, {name: by_key[key] for name, by_key in answers.items()})
+def _classify(
+    connection: duckdb.DuckDBPyConnection,
+    rules: ClassRules,
+    by_phase: bool,
+    selection: Selection,
+    newest_unix_ns: int | None,
+) -> None:
+    connection.execute(sql("facts"))
+    classed, class_parameters = rules.case_expression()
+    selected, parameters = selection.sql(newest_unix_ns)
+    query = sql("classify").replace("{traffic_class}", classed).replace("{selected}", selected)
+    others = {"by_phase": by_phase, "classes": list(selection.classes) or None}
+    connection.execute(query, {**class_parameters, **parameters, **others})
 
 
-def _by_key(rows: Sequence[Any]) -> dict[Key, list[Any]]:
+def _count(connection: duckdb.DuckDBPyConnection) -> int:
+    ((requests,),) = connection.execute("SELECT count(*) FROM classified").fetchall()
+    return int(requests)
+
+
+def _leave_out_warm_up(connection: duckdb.DuckDBPyConnection) -> Iterator[WarmUp]:
+    """Take warm-up out of the table ``classified``: the phase of that name, and the begin of phases."""
+    before = _count(connection)
+    connection.execute(sql("leave_out_warm_up"))
+    if left_out := before - _count(connection):
+        yield WarmUp("warm-up", left_out, left_out, "sent to warm up", settled=True)
+    for run in rows(connection, "runs"):
+        truncation = mser5(np.array(run.relative or [], np.float64))
+        if not truncation.observations:
+            continue
+        before = _count(connection)
+        until = run.received_unix_ns[truncation.observations]
+        connection.execute(sql("leave_out_begin"), {"run": run.run, "until_unix_ns": until})
+        yield WarmUp(run.run, before - _count(connection), run.requests, "MSER-5", truncation.settled)
+
+
+def _keys(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> list[Key]:
+    """Phases in the order in which they began, and classes in the order of the rules."""
+    found = rows(connection, "groups")
+    begins: dict[str | None, int] = {}
+    for row in found:
+        begins[row.phase] = min(row.first_unix_ns, begins.get(row.phase, row.first_unix_ns))
+    keys = [(row.traffic_class, row.phase) for row in found]
+    return sorted(keys, key=lambda key: (begins[key[1]], rules.names.index(key[0])))
+
+
+def _by_key(found: Sequence[Any]) -> dict[Key, list[Any]]:
     grouped: dict[Key, list[Any]] = defaultdict(list)
-    for row in rows:
+    for row in found:
         grouped[row.traffic_class, row.phase].append(row)
     return grouped
 
 
-def _ordered(outcomes: Mapping[Key, list[Any]], rules: ClassRules) -> list[Key]:
-    """Phases in the order in which they began, and classes in the order of the rules."""
-    begins: dict[str | None, int] = {}
-    for (_, phase), rows in outcomes.items():
-        first_ns = min(row.first_unix_ns for row in rows)
-        begins[phase] = min(first_ns, begins.get(phase, first_ns))
-    return sorted(outcomes, key=lambda key: (begins[key[1]], rules.names.index(key[0])))
+def _unknown_facts(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> dict[str, int]:
+    """Count, by field that the rules ask for, the selected requests of which it is not known."""
+    fields = rules.fields
+    if not fields:
+        return {}
+    # Names of fields are the rules' own, never a user's text.
+    counts = ", ".join(f"count(*) FILTER (WHERE {name} IS NULL)" for name in fields)
+    query = f"SELECT {counts} FROM classified INNER JOIN facts USING (dataset, request)"  # noqa: S608
+    (found,) = connection.execute(query).fetchall()
+    return {name: count for name, count in zip(fields, found, strict=True) if count}
 
 
-def _class_report(key: Key, answers: Mapping[str, list[Any]]) -> ClassReport:
-    """Build the report of a class from the rows that each of `_CLASS_QUERIES` has for it."""
-    outcomes = _outcomes(answers["outcomes"])
-    quantiles = {row.metric: _quantiles(row) for row in answers["latencies"]}
-    stages = _stage_times(answers["stage_times"])
-    partitioned = {Horizon(row.horizon): row.requests for row in answers["stage_times"]}
-    partitioned = dict.fromkeys(Horizon, 0) | partitioned
-    reasons = answers["wait_reasons"]
+@dataclass(slots=True)
+class _Tables:
+    """What is kept of the intervals of all requests: tables by group, and figures by request."""
+
+    population: Population
+    places: Places
+    windows: dict[str | None, NDArray[np.int64]]
+    by_block: dict[tuple[int, Horizon], BlockTable] = field(default_factory=dict)
+    by_stage: dict[tuple[int, Horizon], Histogram] = field(default_factory=dict)
+    by_window: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+    sound: Counter[tuple[int, Horizon]] = field(default_factory=Counter)
+    mismatches: dict[Horizon, int] = field(default_factory=lambda: dict.fromkeys(Horizon, 0))
+    waiting_ns: NDArray[np.float64] = field(init=False)
+    stages: tuple[str, ...] = field(init=False)
+    _to_stages: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting_ns = np.full(len(self.population), np.inf)
+        self.stages = tuple(sorted(set(self.places.stages), key=stage_order))
+        names = np.array(self.places.stages, dtype=object)
+        self._to_stages = np.array([names == stage for stage in self.stages], np.float64).T
+
+    def add(self, piece: Piece) -> None:
+        """Take in the times of some requests."""
+        waits = self.places.of_kind(Kind.WAIT)
+        waited = piece.spent_ns[Horizon.TTFT][:, waits].sum(axis=1)
+        reached = np.isfinite(self.population.latency_ns(Horizon.TTFT)[piece.rows])
+        self.waiting_ns[piece.rows] = np.where(reached, waited, np.inf)
+        for horizon, spent_ns in piece.spent_ns.items():
+            self._add(horizon, piece.rows, spent_ns)
+
+    def _add(self, horizon: Horizon, span: slice, spent_ns: NDArray[np.float64]) -> None:
+        people = self.population
+        horizon_ns = people.horizon_ns[horizon][span]
+        adds_up = spent_ns.sum(axis=1) == horizon_ns
+        self.mismatches[horizon] += int(np.count_nonzero(np.isfinite(horizon_ns) & ~adds_up))
+        sound = adds_up & people.good[span]
+        by_stage = spent_ns @ self._to_stages
+        group, block = people.group[span], people.block[span]
+        for number in np.unique(group[sound]).tolist():
+            of = np.flatnonzero(sound & (group == number))
+            self.sound[number, horizon] += len(of)
+            table = self.by_block.setdefault((number, horizon), BlockTable(len(self.places.stages)))
+            table.add(block[of], horizon_ns[of], spent_ns[of])
+            self.by_stage.setdefault((number, horizon), Histogram()).add(by_stage[of])
+            if horizon is Horizon.COMPLETION:
+                self._add_windows(number, people.received_unix_ns[span][of], by_stage[of])
+
+    def _add_windows(
+        self, group: int, received_unix_ns: NDArray[np.int64], by_stage: NDArray[np.float64]
+    ) -> None:
+        edges = self.windows[self.population.keys[group][1]]
+        window = np.clip(np.searchsorted(edges, received_unix_ns, side="right") - 1, 0, len(edges) - 2)
+        sums = self.by_window.setdefault(group, np.zeros((len(edges) - 1, 1 + len(self.stages))))
+        np.add.at(sums, window, np.column_stack([np.ones(len(window)), by_stage]))
+
+
+def _windows(population: Population) -> dict[str | None, NDArray[np.int64]]:
+    """Edges of the windows of every phase, ns since the epoch."""
+    found: dict[str | None, NDArray[np.int64]] = {}
+    for phase, members in _phases(population):
+        received = population.received_unix_ns[members]
+        first, width = received.min(), -(-(received.max() + 1 - received.min()) // WINDOWS)
+        found[phase] = first + width * np.arange(WINDOWS + 1)
+    return found
+
+
+def _phases(population: Population) -> Iterator[tuple[str | None, NDArray[np.bool_]]]:
+    """Every phase, and which requests are in it."""
+    for phase in dict.fromkeys(phase for _, phase in population.keys):
+        groups = [group for group, key in enumerate(population.keys) if key[1] == phase]
+        yield phase, np.isin(population.group, groups)
+
+
+def _loads(population: Population) -> Iterator[Load]:
+    for phase, members in _phases(population):
+        yield load_of(
+            phase,
+            population.received_unix_ns[members],
+            population.intended_unix_ns[members],
+            population.ended_ns[members],
+        )
+
+
+def _class_report(
+    group: int, key: Key, rules: ClassRules, tables: _Tables, answers: Mapping[str, list[Any]]
+) -> ClassReport:
+    people = tables.population
+    members = np.flatnonzero(people.group == group)
+    members = members[np.argsort(people.received_unix_ns[members], kind="stable")]
+    sums = {
+        h: tables.by_block.get((group, h), BlockTable(len(tables.places.stages))).resample() for h in Horizon
+    }
+    composed = [c for horizon in Horizon for c in compositions(horizon, sums[horizon], tables.places)]
+    stages = tuple(time for horizon in Horizon for time in _stage_times(group, horizon, composed, tables))
     return ClassReport(
         traffic_class=key[0],
         phase=key[1],
-        requests=sum(outcomes.values()),
-        outcomes=outcomes,
-        ttft=quantiles["ttft"],
-        completion=quantiles["completion"],
-        waiting=quantiles["waiting"],
-        partitioned=partitioned,
+        post=key[0] in rules.post_names,
+        requests=len(members),
+        outcomes=_outcomes(answers["outcomes"]),
+        ttft=_latency(people.latency_ns(Horizon.TTFT)[members], people.block[members]),
+        completion=_latency(people.latency_ns(Horizon.COMPLETION)[members], people.block[members]),
+        waiting=_latency(tables.waiting_ns[members], people.block[members]),
+        partitioned={horizon: tables.sound[group, horizon] for horizon in Horizon},
         stages=stages,
-        dominant_waits=tuple(_dominant_wait(h, partitioned[h], stages, reasons) for h in Horizon),
-        unattributed={h: _unattributed(h, partitioned[h], stages) for h in Horizon},
+        compositions=tuple(composed),
+        answers=plain_answers({h: sums[h][Region.ALL] for h in Horizon}, tables.places),
+        remedies=remedies_for(_dominant_waits(composed)),
+        windows=_window_rows(group, members, tables),
+        unattributed={h: _unattributed(h, tables.sound[group, h], stages) for h in Horizon},
         media=_media(answers["media"]),
+        notes=tuple(_notes(people, members)),
     )
 
 
-def _outcomes(rows: Sequence[Any]) -> dict[str, int]:
+def _dominant_waits(composed: Sequence[Composition]) -> list[tuple[str, Mapping[str, float] | None]]:
+    """Every wait that dominates some region, with its reasons; each once."""
+    found: dict[str, Mapping[str, float] | None] = {}
+    for composition in composed:
+        dominant = composition.dominant_wait
+        for stage in dominant.stages:
+            found.setdefault(stage, (dominant.reasons or {}).get(stage))
+    return list(found.items())
+
+
+def _outcomes(found: Sequence[Any]) -> dict[str, int]:
     """Requests by outcome, the good ones first."""
-    counts = {row.outcome: row.requests for row in rows}
+    counts = {row.outcome: row.requests for row in found}
     known = [outcome.value for outcome in Outcome if outcome in counts]
     return {outcome: counts[outcome] for outcome in [*known, *sorted(set(counts) - set(known))]}
 
 
-def _quantiles(row: Any) -> Quantiles:
-    counts = (row.requests, row.reached)
-    return Quantiles(
-        *counts,
-        p50=_quantile(P50, row.p50_ns, *counts),
-        p95=_quantile(P95, row.p95_ns, *counts),
-        p99=_quantile(P99, row.p99_ns, *counts),
+def _latency(values: NDArray[np.float64], blocks: NDArray[np.int64]) -> Latency:
+    reached = values[np.isfinite(values)]
+    survived = len(reached) < len(values)
+    p = np.arange(1, _ECDF_POINTS + 1) / _ECDF_POINTS
+    ranks = np.unique(np.maximum(1, np.ceil(p * len(values)).astype(np.int64)))
+    ranks = ranks[ranks <= len(reached)]
+    in_order = np.sort(reached)
+    return Latency(
+        quantiles=_quantiles(values, blocks),
+        survivors=_quantiles(reached, blocks[np.isfinite(values)]) if survived else None,
+        ecdf_p=(ranks / max(1, len(values))).tolist(),
+        ecdf_ns=in_order[ranks - 1].astype(np.int64).tolist(),
     )
 
 
-def _quantile(q: Fraction, value_ns: int | None, requests: int, reached: int) -> Quantile:
-    if requests < requests_needed(q):
-        return Quantile(None, f"not estimable: needs at least {requests_needed(q)} requests")
-    if value_ns is None:
-        return Quantile(None, f"not reached ({100 * (requests - reached) / requests:.1f} % failed)")
-    return Quantile(value_ns)
+def _quantiles(values: NDArray[np.float64], blocks: NDArray[np.int64]) -> Quantiles:
+    p50, p95, p99 = quantiles(values, (P50, P95, P99), blocks)
+    return Quantiles(len(values), int(np.count_nonzero(np.isfinite(values))), p50, p95, p99)
 
 
-def _stage_times(rows: Sequence[Any]) -> tuple[StageTime, ...]:
-    """Times by horizon, to the first token first, and then as requests meet the stages."""
-    in_order = sorted(map(_stage_time, rows), key=lambda time: stage_order(time.stage))
-    return tuple(time for horizon in Horizon for time in in_order if time.horizon is horizon)
+def _stage_times(
+    group: int, horizon: Horizon, composed: Sequence[Composition], tables: _Tables
+) -> Iterator[StageTime]:
+    requests = tables.sound[group, horizon]
+    if not requests:
+        return
+    whole = next(c for c in composed if (c.horizon, c.region) == (horizon, Region.ALL))
+    histogram = tables.by_stage[group, horizon]
+    for stage, share in whole.shares.items():
+        column = tables.stages.index(stage)
+        yield StageTime(
+            horizon=horizon,
+            stage=stage,
+            kind=tables.places.kind_of[stage],
+            share=share,
+            mean_ns=share.value * (whole.mean_ns or 0.0),
+            p50=_stage_quantile(histogram, column, P50, requests),
+            p95=_stage_quantile(histogram, column, P95, requests),
+        )
 
 
-def _stage_time(row: Any) -> StageTime:
-    return StageTime(
-        horizon=Horizon(row.horizon),
-        stage=row.stage,
-        kind=Kind(row.kind),
-        share=row.spent_ns / row.horizon_ns if row.horizon_ns else 0.0,
-        mean_ns=row.spent_ns / row.requests,
-        p50=_quantile(P50, row.p50_ns, row.requests, row.requests),
-        p95=_quantile(P95, row.p95_ns, row.requests, row.requests),
+def _stage_quantile(histogram: Histogram, column: int, q: Fraction, requests: int) -> Quantile:
+    needed = requests_needed(q)
+    if requests < needed:
+        return Quantile(None, reason=f"not estimable: needs at least {needed:,} requests")
+    return Quantile(histogram.quantile_ns(column, q, requests))
+
+
+def _window_rows(group: int, members: NDArray[np.int64], tables: _Tables) -> tuple[Window, ...]:
+    """Describe every window of the class's phase; ``members`` are in the order of arrival."""
+    people = tables.population
+    edges = tables.windows[people.keys[group][1]]
+    received = people.received_unix_ns[members]
+    begins = (received - edges[0]).astype(np.float64)
+    in_flight = mean_in_flight(
+        begins, begins + people.ended_ns[members], (edges - edges[0]).astype(np.float64)
+    )
+    bounds = np.searchsorted(received, edges)
+    sums = tables.by_window.get(group, np.zeros((len(edges) - 1, 1 + len(tables.stages))))
+    return tuple(
+        Window(
+            begin_unix_ns=int(edges[place]),
+            end_unix_ns=int(edges[place + 1]),
+            arrived=int(bounds[place + 1] - bounds[place]),
+            in_flight=float(in_flight[place]),
+            ttft_p50_ns=_middle(people, Horizon.TTFT, members[bounds[place] : bounds[place + 1]]),
+            completion_p50_ns=_middle(people, Horizon.COMPLETION, members[bounds[place] : bounds[place + 1]]),
+            stage_ns={
+                stage: float(sums[place, 1 + column] / sums[place, 0])
+                for column, stage in enumerate(tables.stages)
+                if sums[place, 1 + column]
+            },
+        )
+        for place in range(len(edges) - 1)
     )
 
 
-def _dominant_wait(
-    horizon: Horizon, requests: int, stages: Sequence[StageTime], reasons: Sequence[Any]
-) -> DominantWait:
-    if requests < DOMINANT_REQUESTS:
-        needs = f"not estimable: needs at least {DOMINANT_REQUESTS} {Outcome.OK} requests"
-        return DominantWait(horizon, reason=needs)
-    waits = [time for time in stages if time.horizon is horizon and time.kind is Kind.WAIT]
-    largest = max(waits, key=lambda time: time.share, default=None)
-    if largest is None or largest.share < DOMINANT_SHARE or largest.mean_ns < DOMINANT_MEAN_NS:
-        return DominantWait(horizon, reason=NOT_MATERIAL)
-    within = [row for row in reasons if row.horizon == horizon and row.stage == largest.stage]
-    return DominantWait(horizon, largest.stage, largest.share, _reason_shares(within))
-
-
-def _reason_shares(rows: Sequence[Any]) -> dict[str, float] | None:
-    """Shares of the reasons; time without one is unknown, unless no reason at all was recorded."""
-    if all(row.reason is None for row in rows):
-        return None
-    spent_ns: dict[str, int] = defaultdict(int)
-    for row in rows:
-        spent_ns[row.reason or Reason.UNKNOWN.value] += row.spent_ns
-    total_ns = sum(spent_ns.values())
-    return {reason: ns / total_ns for reason, ns in sorted(spent_ns.items(), key=lambda item: -item[1])}
+def _middle(people: Population, horizon: Horizon, members: NDArray[np.int64]) -> int | None:
+    values = np.sort(np.where(people.good[members], people.horizon_ns[horizon][members], np.inf))
+    middle = values[(len(values) - 1) // 2] if len(values) else np.inf
+    return int(middle) if np.isfinite(middle) else None
 
 
 def _unattributed(horizon: Horizon, requests: int, stages: Sequence[StageTime]) -> float | None:
     if not requests:
         return None
-    shares = (t.share for t in stages if t.horizon is horizon and t.kind is Kind.UNATTRIBUTED)
-    return math.fsum(shares)
+    shares = (t.share.value for t in stages if t.horizon is horizon and t.kind is Kind.UNATTRIBUTED)
+    return sum(shares, 0.0)
 
 
-def _media(rows: Sequence[Any]) -> MediaFacts | None:
-    if not rows:
+def _media(found: Sequence[Any]) -> MediaFacts | None:
+    if not found:
         return None
-    (row,) = rows
+    (row,) = found
     return MediaFacts(row.items, row.mean_bytes, row.mean_pixels, row.processor_cache, row.encoder_cache)
 
 
-def _ingest(rows: Sequence[Any], checks: Sequence[Any]) -> Ingest:
+def _notes(people: Population, members: NDArray[np.int64]) -> Iterator[str]:
+    alike = likeness(people.latency_ns(Horizon.TTFT)[members], people.block[members])
+    if alike is not None and alike > ALIKE:
+        yield (
+            f"neighbouring blocks of requests are alike (correlation {alike:.2f}): "
+            "intervals are too narrow, and a longer trace or a shorter time range would help"
+        )
+
+
+def _ingest(found: Sequence[Any], checks: Sequence[Any]) -> Ingest:
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in rows:
+    for row in found:
         counts[row.name][row.reason] = row.count
     totals = {name: sum(by_reason.values()) for name, by_reason in counts.items()}
     return Ingest(
+        about=sorted(counts["about"]),
         records=totals.get("records", 0),
         requests=totals.get("requests", 0),
         set_aside=counts["set_aside"],

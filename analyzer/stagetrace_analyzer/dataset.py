@@ -41,6 +41,7 @@ _COUNT = pa.int64()
 _FLAG = pa.bool_()
 
 REQUESTS: Final = _table(
+    ("request", _COUNT, False),
     ("request_id", _TEXT, False),
     ("external_id", _TEXT, True),
     ("trace_id", _TEXT, True),
@@ -73,6 +74,7 @@ REQUESTS: Final = _table(
 )
 """A row a request.
 
+``request`` is its number in the dataset, by which the other tables name it.
 ``ttft_ns`` is null when no useful byte was sent; ``completion_ns`` is null
 unless the last byte was sent.  ``ended_ns`` is when the request ended, however
 it ended.  ``joined`` names the processes whose records were found:
@@ -80,7 +82,7 @@ it ended.  ``joined`` names the processes whose records were found:
 """
 
 MEDIA: Final = _table(
-    ("request_id", _TEXT, False),
+    ("request", _COUNT, False),
     ("item", _COUNT, False),
     ("scheme", _NAME, True),
     ("host", _TEXT, True),
@@ -106,7 +108,7 @@ one after the other.
 """
 
 STAGES: Final = _table(
-    ("request_id", _TEXT, False),
+    ("request", _COUNT, False),
     ("horizon", _NAME, False),
     ("stage", _NAME, False),
     ("kind", _NAME, False),
@@ -156,7 +158,7 @@ LOOP_LAG: Final = _table(
 """A row a time that an API server's event loop was late; ``at_unix_ns`` is when it was due."""
 
 OCCUPANCY: Final = _table(
-    ("request_id", _TEXT, False),
+    ("request", _COUNT, False),
     ("engine", _TEXT, False),
     ("first_step", _COUNT, False),
     ("last_step", _COUNT, False),
@@ -239,7 +241,7 @@ def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     """Open datasets as one: a connection with a view for every table of `TABLES`.
 
     Every view has the table's columns and ``dataset``, the number of the folder
-    a row comes from: a request is identified by ``(dataset, request_id)``.  A
+    a row comes from: a request is identified by ``(dataset, request)``.  A
     folder that is named twice is read once.
 
     Raises:

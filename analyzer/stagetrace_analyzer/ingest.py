@@ -46,12 +46,13 @@ _TRACEPARENT_PARTS: Final = 4
 Row = dict[str, Any]
 
 
-def ingest_spool(spool: Path, dataset: Path, *, force: bool = False) -> None:
+def ingest_spool(spool: Path, dataset: Path, *, about: str | None = None, force: bool = False) -> None:
     """Write the dataset of a spool.
 
     Args:
         spool: Folder a server recorded into; it may still do so.
         dataset: Folder of the dataset.
+        about: What belongs beside every figure of it, such as that its model is a toy.
         force: Overwrite an existing dataset.
 
     Raises:
@@ -70,7 +71,7 @@ def ingest_spool(spool: Path, dataset: Path, *, force: bool = False) -> None:
             "loop_lag": _table(LOOP_LAG, _lag_rows(data)),
             "occupancy": _table(OCCUPANCY, rows.occupancy),
             "checks": _table(CHECKS, _check_rows(data)),
-            "ingest": _table(INGEST, _ingest_rows(data)),
+            "ingest": _table(INGEST, _ingest_rows(data, about)),
         },
         force=force,
     )
@@ -91,12 +92,13 @@ class _Rows:
         self.media: list[Row] = []
         self.stages: list[Row] = []
         self.occupancy: list[Row] = []
-        for request in data.requests:
+        for number, request in enumerate(data.requests):
             parts = partition(request)
-            self.requests.append(_request_row(request, parts, data.pair(request.instance)))
-            self.media.extend(_media_rows(request, parts, self._hash))
-            self.stages.extend(_stage_rows(request, parts))
-            self.occupancy.extend(_occupancy_rows(request))
+            named = {"request": number}
+            self.requests.append(named | _request_row(request, parts, data.pair(request.instance)))
+            self.media += [named | row for row in _media_rows(request, parts, self._hash)]
+            self.stages += [named | row for row in _stage_rows(request, parts)]
+            self.occupancy += [named | row for row in _occupancy_rows(request)]
 
 
 class _KeyedHash:
@@ -182,7 +184,6 @@ def _media_rows(request: RequestTimeline, parts: Partition, keyed: _KeyedHash) -
         if item.inline:
             slack = 0
         yield item.facts | {
-            "request_id": request.request_id,
             "item": item.index,
             "hash": keyed(hashed) if isinstance(hashed, str) else None,
             "begin_ns": _since(request, item.begin),
@@ -206,7 +207,6 @@ def _intervals(
         stage = interval.stage
         occurrence = occurrences[stage] = occurrences.get(stage, 0) + 1
         yield {
-            "request_id": request.request_id,
             "horizon": horizon,
             "stage": stage,
             "kind": stage.kind,
@@ -237,7 +237,6 @@ def _occupancy_rows(request: RequestTimeline) -> Iterator[Row]:
             ends = [step - 1 for step, _ in within[1:]] + [stop]
             for (step, tokens), end in zip(within, ends, strict=True):
                 yield {
-                    "request_id": request.request_id,
                     "engine": steps.engine,
                     "first_step": step,
                     "last_step": end,
@@ -289,7 +288,9 @@ def _lag_rows(data: SpoolData) -> Iterator[Row]:
         yield {"instance": lag.process, "at_unix_ns": at, "duration_ns": lag.duration}
 
 
-def _ingest_rows(data: SpoolData) -> Iterator[Row]:
+def _ingest_rows(data: SpoolData, about: str | None) -> Iterator[Row]:
+    if about is not None:
+        yield {"name": "about", "reason": about, "count": 1}
     yield {"name": "records", "reason": "", "count": data.records}
     yield {"name": "requests", "reason": "", "count": len(data.requests)}
     yield {"name": "dropped", "reason": "", "count": data.dropped}

@@ -29,10 +29,10 @@ class Rows:
     checks: list[dict[str, Any]] = field(default_factory=list)
     _numbers: Any = field(default_factory=itertools.count)
 
-    def request(self, *stages: tuple[Any, ...], **facts: Any) -> str:
+    def request(self, *stages: tuple[Any, ...], **facts: Any) -> int:
         """Add a request; its horizons are as long as its stages unless facts say otherwise.
 
-        A stage is (horizon, stage, ms) or (horizon, stage, ms, reason).
+        A stage is (horizon, stage, ms) or (horizon, stage, ms, reason).  Returns its number.
         """
         number = next(self._numbers)
         request_id = facts.pop("request_id", f"request-{number}")
@@ -41,6 +41,7 @@ class Rows:
             for horizon in ("ttft", "completion")
         }
         row = {
+            "request": number,
             "request_id": request_id,
             "instance": "server",
             "received_unix_ns": 10**18 + number,
@@ -55,7 +56,7 @@ class Rows:
         for occurrence, (horizon, stage, ms, *reason) in enumerate(stages):
             self.stages.append(
                 {
-                    "request_id": request_id,
+                    "request": number,
                     "horizon": horizon,
                     "stage": stage,
                     "kind": Stage(stage).kind.value,
@@ -67,7 +68,7 @@ class Rows:
                     "role": "engine",
                 }
             )
-        return request_id
+        return number
 
     def write(self, folder: Path) -> Path:
         """Write the rows as a dataset; return its folder."""
@@ -102,7 +103,7 @@ def two_classes() -> Rows:
     for phase, modalities in phases.items():
         for _, modality in itertools.product(range(100), modalities):
             waits = [("both", "prefill.wait", 30.0, "step"), ("both", "prefill.wait", 10.0, "encoder_budget")]
-            request_id = rows.request(
+            request = rows.request(
                 ("both", "receive", 10.0),
                 *(waits if modality else []),
                 ("both", "prefill", 45.0),
@@ -114,7 +115,7 @@ def two_classes() -> Rows:
             )
             if modality:
                 rows.media.append(
-                    {"request_id": request_id, "item": 0, "bytes": 1000, "width": 20, "height": 10}
+                    {"request": request, "item": 0, "bytes": 1000, "width": 20, "height": 10}
                     | {"encoder_cache": "hit" if phase == "mixture" else "miss"}
                 )
     rows.ingest += [

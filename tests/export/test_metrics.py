@@ -151,7 +151,7 @@ def test_sums_are_those_of_the_dataset(received, spool, tmp_path):
         )
         SELECT {expression}, h.horizon, stage, kind, reason, sum(duration_ns)::BIGINT
         FROM facts
-        JOIN '{tmp_path}/dataset/stages/*.parquet' AS s USING (request_id)
+        JOIN '{tmp_path}/dataset/stages/*.parquet' AS s USING (request)
         JOIN (VALUES ('ttft'), ('completion')) AS h(horizon) ON s.horizon IN (h.horizon, 'both')
         WHERE outcome = 'ok'
         GROUP BY ALL

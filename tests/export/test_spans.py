@@ -237,6 +237,7 @@ def test_spans_are_the_rows_of_the_dataset(busy, tmp_path):
     columns = "stage, kind, reason, holder, horizon, occurrence, item, first_step, last_step, recompute"
     rows = duckdb.sql(
         f"SELECT request_id, begin_ns, duration_ns, {columns} FROM '{tmp_path}/dataset/stages/*.parquet' "
+        f"JOIN '{tmp_path}/dataset/requests/*.parquet' USING (request) "
         "WHERE horizon IN ('both', 'completion') ORDER BY ALL"
     ).fetchall()
     wanted = [names.STAGE, names.KIND, names.REASON, names.HOLDER, names.HORIZON, names.OCCURRENCE]

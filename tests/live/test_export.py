@@ -93,7 +93,7 @@ def test_spans_are_the_datasets_intervals(live_server, exported, settings, tmp_p
     rows = duckdb.sql(
         "SELECT request_id, stage, kind, reason, horizon, occurrence, item, first_step, last_step, "
         f"received_unix_ns + begin_ns, duration_ns FROM '{tmp_path}/dataset/stages/*.parquet' "
-        f"JOIN '{tmp_path}/dataset/requests/*.parquet' USING (request_id) "
+        f"JOIN '{tmp_path}/dataset/requests/*.parquet' USING (request) "
         "WHERE horizon <> 'ttft' AND phase = 'export' AND label <> 'unsampled'"
     ).fetchall()
     names = ["stage", "kind", "reason", "horizon", "occurrence", "item", "step.first", "step.last"]

@@ -1,35 +1,38 @@
--- Makes the table classified: the requests that are analysed.
+-- Makes the table classified: the requests that were selected, with their class.
 --
--- The CASE that the class rules compile to is put in the place in braces; it uses
--- columns of facts.  Warm-up is left out where there is anything else.
+-- The expressions that class rules and selection compile to are put in the places in
+-- braces; they use columns of facts.
 --
--- Parameters: those of the CASE; by_phase (boolean)
+-- Parameters: those of the expressions; by_phase (boolean); classes (list of names,
+--   null for all)
 -- Columns:
---   request                 number of the request in this analysis
---   dataset, request_id     the request in the dataset
+--   dataset, request        the request in its dataset
 --   traffic_class           class by the rules
---   phase                   phase of an experiment; null unless by_phase
+--   run                     phase of an experiment, null if none was told
+--   phase                   the same, but null unless by_phase
 --   outcome, joined         as in requests
 --   received_unix_ns        ns since the epoch
+--   intended_unix_ns        ns since the epoch, null if not told
 --   ttft_ns, completion_ns  ns, null if not reached
+--   ended_ns                ns, null if it is not known
 CREATE TEMP TABLE classified AS
-WITH facts AS (
-    SELECT
-        *,
-        CASE WHEN media_items > 0 THEN 'image' WHEN media_items = 0 THEN 'text' END AS modality
-    FROM requests
+WITH selected AS (
+    SELECT *, {traffic_class} AS traffic_class
+    FROM facts
+    WHERE {selected}
 )
 SELECT
-    row_number() OVER () AS request,
     dataset,
-    request_id,
-    {traffic_class} AS traffic_class,
+    request,
+    traffic_class,
+    phase AS run,
     CASE WHEN $by_phase THEN phase END AS phase,
     outcome,
     joined,
     received_unix_ns,
+    intended_unix_ns,
     ttft_ns,
-    completion_ns
-FROM facts
-WHERE phase IS DISTINCT FROM 'warm-up'
-    OR NOT EXISTS (SELECT 1 FROM requests WHERE phase IS DISTINCT FROM 'warm-up')
+    completion_ns,
+    ended_ns
+FROM selected
+WHERE $classes IS NULL OR list_contains($classes, traffic_class)

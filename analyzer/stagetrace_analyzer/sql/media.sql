@@ -16,5 +16,5 @@ SELECT
     histogram(coalesce(media.processor_cache, 'unknown')) AS processor_cache,
     histogram(coalesce(media.encoder_cache, 'unknown')) AS encoder_cache
 FROM media
-INNER JOIN classified USING (dataset, request_id)
+INNER JOIN classified USING (dataset, request)
 GROUP BY classified.traffic_class, classified.phase

@@ -1,0 +1,200 @@
+"""The requests of an analysis as arrays, and their times in each stage piece by piece.
+
+SQL selects and classifies; what it finds is held in memory, some 50 bytes a
+request.  The intervals, of which there are many more, are read in pieces of
+`PIECE` requests, so that memory does not grow with them.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from stagetrace.stages import Horizon, Kind
+from stagetrace_analyzer.intervals import block_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import duckdb
+    from numpy.typing import NDArray
+
+PIECE: Final = 50_000
+"""Requests whose intervals are in memory at a time."""
+
+Key: TypeAlias = tuple[str, str | None]
+"""Traffic class, and phase or None."""
+
+_HORIZONS: Final = 3
+
+
+def sql(name: str) -> str:
+    """Return the query of a file below ``sql/``."""
+    return (importlib.resources.files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[Any]:
+    """Run a query; the rows have its columns as attributes."""
+    cursor = connection.execute(sql(name))
+    columns = [column[0] for column in cursor.description or ()]
+    return [SimpleNamespace(**dict(zip(columns, values, strict=True))) for values in cursor.fetchall()]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The columns of time: every stage with every reason that was recorded for it."""
+
+    stages: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    reasons: tuple[str | None, ...]
+
+    def of(self, *stages: str) -> list[int]:
+        """Return the columns of some stages."""
+        return [place for place, stage in enumerate(self.stages) if stage in stages]
+
+    def of_kind(self, kind: Kind) -> list[int]:
+        """Return the columns of a kind."""
+        return [place for place, found in enumerate(self.kinds) if found is kind]
+
+    @property
+    def kind_of(self) -> dict[str, Kind]:
+        """The kind of every stage, by stage."""
+        return dict(zip(self.stages, self.kinds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """The analysed requests, in the order of dataset and number.
+
+    Attributes:
+        keys: Class and phase by group.
+        dataset: Number of the dataset.
+        request: Number of the request in it.
+        group: Index into ``keys``.
+        block: Number of the block within the group, in the order of arrival.
+        good: Whether the request ended well.
+        received_unix_ns: Time of receipt.
+        intended_unix_ns: When the client meant to send, -1 if it did not tell.
+        horizon_ns: Both horizons in ns as float64, plus infinity if not reached.
+        ended_ns: Time from receipt to the end, plus infinity if it is not known.
+    """
+
+    keys: tuple[Key, ...]
+    dataset: NDArray[np.int16]
+    request: NDArray[np.int64]
+    group: NDArray[np.int16]
+    block: NDArray[np.int64]
+    good: NDArray[np.bool_]
+    received_unix_ns: NDArray[np.int64]
+    intended_unix_ns: NDArray[np.int64]
+    horizon_ns: dict[Horizon, NDArray[np.float64]]
+    ended_ns: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def latency_ns(self, horizon: Horizon) -> NDArray[np.float64]:
+        """Return a horizon by request, plus infinity for every request that did not end well."""
+        return np.where(self.good, self.horizon_ns[horizon], np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The times of some requests in every place.
+
+    Attributes:
+        rows: Which rows of the population they are.
+        spent_ns: By horizon; shape (requests, places), whole ns as float64.
+    """
+
+    rows: slice
+    spent_ns: dict[Horizon, NDArray[np.float64]]
+
+
+def read_population(connection: duckdb.DuckDBPyConnection, keys: Sequence[Key]) -> Population:
+    """Read the requests of the table ``classified``.
+
+    Args:
+        connection: An open dataset with that table.
+        keys: All its classes and phases, in the order of the groups.
+    """
+    connection.execute('CREATE TEMP TABLE "groups" (number INTEGER, traffic_class VARCHAR, phase VARCHAR)')
+    for number, key in enumerate(keys):
+        connection.execute('INSERT INTO "groups" VALUES (?, ?, ?)', [number, *key])
+    columns = connection.execute(sql("population")).fetchnumpy()
+    group, received = columns["group"], columns["received_unix_ns"]
+    return Population(
+        keys=tuple(keys),
+        dataset=columns["dataset"],
+        request=columns["request"],
+        group=group,
+        block=_blocks(group, received),
+        good=columns["good"],
+        received_unix_ns=received,
+        intended_unix_ns=columns["intended_unix_ns"],
+        horizon_ns={horizon: _times(columns[f"{horizon}_ns"]) for horizon in Horizon},
+        ended_ns=_times(columns["ended_ns"]),
+    )
+
+
+def _times(found: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(found < 0, np.inf, found)
+
+
+def _blocks(group: NDArray[np.int16], received: NDArray[np.int64]) -> NDArray[np.int64]:
+    order = np.lexsort((received, group))
+    sizes = np.bincount(group)
+    blocks = np.empty(len(group), np.int64)
+    blocks[order] = np.concatenate([np.empty(0, np.int64), *map(block_numbers, sizes.tolist())])
+    return blocks
+
+
+def read_places(connection: duckdb.DuckDBPyConnection) -> Places:
+    """Make the table ``places`` and return its rows."""
+    connection.execute(sql("places"))
+    found = connection.execute("SELECT stage, kind, reason FROM places ORDER BY place").fetchall()
+    return Places(
+        tuple(stage for stage, _, _ in found),
+        tuple(Kind(kind) for _, kind, _ in found),
+        tuple(reason for _, _, reason in found),
+    )
+
+
+def read_pieces(
+    connection: duckdb.DuckDBPyConnection, population: Population, places: Places
+) -> Iterator[Piece]:
+    """Read the time of every request in every place, `PIECE` requests after the other."""
+    query = sql("intervals")
+    for first, stop in _spans(population.dataset):
+        numbers = population.request[first:stop]
+        parameters = {
+            "dataset": int(population.dataset[first]),
+            "first": int(numbers[0]),
+            "last": int(numbers[-1]),
+        }
+        found = connection.execute(query, parameters).fetchnumpy()
+        row = np.searchsorted(numbers, found["request"])
+        wanted = numbers[np.minimum(row, len(numbers) - 1)] == found["request"]
+        cell = (found["horizon"].astype(np.int64) * len(numbers) + row) * len(places.stages) + found["place"]
+        shape = (_HORIZONS, len(numbers), len(places.stages))
+        spent = np.bincount(
+            cell[wanted], weights=found["duration_ns"][wanted], minlength=int(np.prod(shape))
+        ).reshape(shape)
+        both = spent[0]
+        spent_ns = {horizon: both + own for horizon, own in zip(Horizon, spent[1:], strict=True)}
+        yield Piece(slice(first, stop), spent_ns)
+
+
+def _spans(dataset: NDArray[np.int16]) -> Iterator[tuple[int, int]]:
+    """First row and the one after the last of every piece; a piece is of one dataset."""
+    ends = [*(np.flatnonzero(np.diff(dataset)) + 1).tolist(), len(dataset)]
+    begin = 0
+    for end in ends:
+        for first in range(begin, end, PIECE):
+            yield first, min(first + PIECE, end)
+        begin = end

@@ -1,0 +1,6 @@
+-- Makes the table places: where requests are, and why they wait there.
+--
+-- Columns: place (number from 0), stage, kind, reason (null if none is recorded)
+CREATE TEMP TABLE places AS
+SELECT row_number() OVER (ORDER BY stage, kind, reason) - 1 AS place, stage, kind, reason
+FROM (SELECT DISTINCT stage, kind, reason FROM stages)

@@ -1,0 +1,5 @@
+-- How many requests the datasets hold, and when the newest came.
+--
+-- Columns: requests (count), newest_unix_ns (ns since the epoch, null without requests)
+SELECT count(*) AS requests, max(received_unix_ns) AS newest_unix_ns
+FROM requests

@@ -1,0 +1,51 @@
+"""Where an experiment's figures begin to be steady."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH: Final = 5
+"""Observations of a batch, which gives the rule its name."""
+
+MIN_BATCHES: Final = 20
+"""With fewer batches there is nothing to search in."""
+
+LARGEST_SHARE: Final = 0.25
+"""At most this part of a run is taken for warm-up."""
+
+
+class Truncation(NamedTuple):
+    """How many observations to leave out, and whether the rest is steady."""
+
+    observations: int
+    settled: bool
+
+
+def mser5(observations: NDArray[np.float64]) -> Truncation:
+    """Find the warm-up of a series by MSER-5.
+
+    Leaves out as many batches of five as make the standard error of the mean of the
+    rest smallest (White, Simulation 69(6), 1997; Spratt 1998 on batches of five).  If
+    that is at the end of the part that is searched, the series still drifts there.
+
+    Args:
+        observations: Values in the order of arrival.
+    """
+    batches = len(observations) // BATCH
+    if batches < MIN_BATCHES:
+        return Truncation(0, settled=True)
+    means = observations[: batches * BATCH].reshape(batches, BATCH).mean(axis=1)
+    last = int(LARGEST_SHARE * batches)
+    kept = batches - np.arange(last + 1)
+    # Variances of all suffixes from sums over them; centring first keeps the digits.
+    centred = means - means.mean()
+    sums = np.cumsum(centred[::-1])[::-1][: last + 1]
+    squares = np.cumsum(centred[::-1] ** 2)[::-1][: last + 1]
+    errors = (squares - sums**2 / kept) / kept.astype(np.float64) ** 2
+    best = int(np.argmin(errors))
+    return Truncation(best * BATCH, settled=best < last)

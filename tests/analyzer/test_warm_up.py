@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stagetrace_analyzer.analysis import analyze
+from stagetrace_analyzer.classes import load_rules
+from stagetrace_analyzer.results import WarmUp
+from stagetrace_analyzer.warm_up import mser5
+
+MS = 1_000_000
+
+
+def test_a_slow_begin_is_left_out():
+    """A run whose first 40 of 400 are three times as slow is cut there, or a batch or two later."""
+    for seed in range(10):
+        series = np.random.default_rng(seed).normal(100.0, 5.0, 400)
+        series[:40] *= 3
+        truncation = mser5(series)
+        assert 40 <= truncation.observations <= 50
+        assert truncation.settled
+
+
+def test_a_steady_run_is_kept():
+    """Without a drift at most a few batches go, in every one of 50 runs."""
+    generator = np.random.default_rng(2)
+    cut = [mser5(generator.normal(100.0, 5.0, 400)).observations for _ in range(50)]
+    assert np.median(cut) <= 10
+
+
+def test_a_drift_to_the_end_is_not_settled():
+    """A run that becomes faster all the time is cut at a quarter and told."""
+    truncation = mser5(np.linspace(300.0, 100.0, 400))
+    assert truncation.observations == 100
+    assert not truncation.settled
+
+
+@pytest.mark.parametrize("observations", [0, 1, 99])
+def test_short_runs_are_not_searched(observations):
+    """Fewer than twenty batches of five say nothing."""
+    assert mser5(np.arange(float(observations))) == (0, True)
+
+
+def test_the_truncation_is_the_textbooks():
+    """The sums over suffixes give what the definition gives: the smallest standard error of what is kept."""
+    series = np.random.default_rng(3).exponential(1.0, 333) + np.exp(-np.arange(333) / 20)
+    means = series[:330].reshape(-1, 5).mean(axis=1)
+    errors = [means[d:].var() / len(means[d:]) for d in range(int(len(means) * 0.25) + 1)]
+    assert mser5(series).observations == 5 * int(np.argmin(errors))
+
+
+def test_phases_lose_their_warm_up(rows, tmp_path):
+    """Only requests with a phase are an experiment; both classes of a phase are cut at the same time."""
+    generator = np.random.default_rng(4)
+    for number in range(400):
+        slow = 5.0 if number < 40 else 1.0
+        for phase in ("run", None):
+            rows.request(
+                ("both", "prefill", slow * generator.uniform(9.9, 10.1) * (1 + 9 * (number % 2))),
+                media_items=number % 2,
+                phase=phase,
+                received_unix_ns=10**18 + number * MS,
+            )
+    analysis = analyze([rows.write(tmp_path)], load_rules(), by_phase=True)
+    (warm_up,) = analysis.warm_ups
+    assert warm_up == WarmUp("run", warm_up.requests, 400, "MSER-5", settled=True)
+    assert 40 <= warm_up.requests <= 50
+    found = {(r.phase, r.traffic_class): r.requests for r in analysis.classes}
+    assert (found[None, "text/short"], found[None, "image/short"]) == (200, 200)
+    assert found["run", "text/short"] + found["run", "image/short"] == 400 - warm_up.requests
+    assert abs(found["run", "text/short"] - found["run", "image/short"]) <= 1
+    assert analysis.requests == 800 - warm_up.requests
