@@ -46,6 +46,7 @@ from stagetrace_analyzer.remedies import remedies_for
 from stagetrace_analyzer.resampling import BlockTable
 from stagetrace_analyzer.results import (
     Analysis,
+    Answer,
     Check,
     ClassReport,
     Ingest,
@@ -53,6 +54,7 @@ from stagetrace_analyzer.results import (
     Load,
     MediaFacts,
     OwnCost,
+    PlainAnswer,
     Quantile,
     Quantiles,
     Region,
@@ -315,6 +317,7 @@ def _class_report(
         h: tables.by_block.get((group, h), BlockTable(len(tables.places.stages))).resample() for h in Horizon
     }
     composed = [c for horizon in Horizon for c in compositions(horizon, sums[horizon], tables.places)]
+    plain = plain_answers({h: sums[h][Region.ALL] for h in Horizon}, tables.places)
     stages = tuple(time for horizon in Horizon for time in _stage_times(group, horizon, composed, tables))
     return ClassReport(
         traffic_class=key[0],
@@ -328,8 +331,8 @@ def _class_report(
         partitioned={horizon: tables.sound[group, horizon] for horizon in Horizon},
         stages=stages,
         compositions=tuple(composed),
-        answers=plain_answers({h: sums[h][Region.ALL] for h in Horizon}, tables.places),
-        remedies=remedies_for(_dominant_waits(composed)),
+        answers=plain,
+        remedies=remedies_for(_worth_a_try(composed, plain)),
         windows=_window_rows(group, members, tables),
         unattributed={h: _unattributed(h, tables.sound[group, h], stages) for h in Horizon},
         media=_media(answers["media"]),
@@ -337,13 +340,18 @@ def _class_report(
     )
 
 
-def _dominant_waits(composed: Sequence[Composition]) -> list[tuple[str, Mapping[str, float] | None]]:
-    """Every wait that dominates some region, with its reasons; each once."""
+def _worth_a_try(
+    composed: Sequence[Composition], plain: Sequence[PlainAnswer]
+) -> list[tuple[str, Mapping[str, float] | None]]:
+    """Every wait that dominates some region, with its reasons, and slow input; each stage once."""
     found: dict[str, Mapping[str, float] | None] = {}
     for composition in composed:
         dominant = composition.dominant_wait
         for stage in dominant.stages:
             found.setdefault(stage, (dominant.reasons or {}).get(stage))
+    for answer in plain:
+        if answer.answer is Answer.YES and answer.horizon is Horizon.TTFT:
+            found |= {stage: found.get(stage) for stage in answer.stages}
     return list(found.items())
 
 
