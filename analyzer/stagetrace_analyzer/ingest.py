@@ -137,6 +137,7 @@ def _request_row(request: RequestTimeline, parts: Partition, pair: ClockPair) ->
 
 _FACT_COLUMNS: Final = (
     "external_id",
+    "path",
     "model",
     "phase",
     "label",
@@ -271,6 +272,7 @@ def _step_rows(steps: Steps, data: SpoolData) -> Iterator[Row]:
             "end_unix_ns": None if end is None else unix(end),
             "encoder_begin_unix_ns": None if encoder is None else unix(encoder[0]),
             "encoder_end_unix_ns": None if encoder is None else unix(encoder[1]),
+            "encoder_device_ns": step.encoder_device_ns,
             "requests": step.requests,
             "tokens": step.tokens,
             "decodes": step.decodes,

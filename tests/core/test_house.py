@@ -16,6 +16,7 @@ PACKAGES = {
     "stagetrace_vllm": ROOT / "instrumentation" / "stagetrace_vllm",
     "stagetrace_analyzer": ROOT / "analyzer" / "stagetrace_analyzer",
     "stagetrace_export": ROOT / "exporter" / "stagetrace_export",
+    "stagetrace_dashboard": ROOT / "dashboards" / "stagetrace_dashboard",
 }
 MAY_IMPORT = {
     "stagetrace": {"stagetrace"},
@@ -23,6 +24,7 @@ MAY_IMPORT = {
     "stagetrace_vllm": {"stagetrace", "stagetrace_torch", "stagetrace_vllm"},
     "stagetrace_analyzer": {"stagetrace", "stagetrace_analyzer"},
     "stagetrace_export": {"stagetrace", "stagetrace_analyzer", "stagetrace_export"},
+    "stagetrace_dashboard": {"stagetrace", "stagetrace_analyzer", "stagetrace_dashboard"},
 }
 MODULE_MAY_IMPORT = {
     # Only its own users load it, and it imports the plug-in only when it is asked to set hooks.
@@ -34,6 +36,7 @@ HEAVY = {
     "dash",
     "duckdb",
     "grpc",
+    "plotly",
     "numpy",
     "opentelemetry",
     "polars",

@@ -55,7 +55,7 @@ def servers():
 def test_demo_from_model_to_report(tmp_path):
     """The demo ends by itself, explains every request, and leaves its files and no process."""
     before = servers()
-    demo = start_demo(tmp_path, "--phase-seconds=4")
+    demo = start_demo(tmp_path, "--requests=12")
     out, err = demo.communicate(timeout=400)
     assert demo.returncode == 0, err
     assert "[mixture] text/short" in out

@@ -18,7 +18,7 @@ from stagetrace.errors import MissingExtraError, UsageError
 from stagetrace_analyzer.analysis import analyze
 from stagetrace_analyzer.classes import load_rules
 from stagetrace_analyzer.demo.agreement import Agreement, compare_with_client
-from stagetrace_analyzer.demo.load import IMAGES_PER_S, PHASE_S, TEXT_PER_S
+from stagetrace_analyzer.demo.load import IMAGES_PER_S, REQUESTS, TEXT_PER_S
 from stagetrace_analyzer.demo.run import record_demo
 from stagetrace_analyzer.ingest import ingest_spool
 from stagetrace_analyzer.reports.json_report import render_json
@@ -33,17 +33,13 @@ where the requests waited.  Everything is written into the output folder.
 
 Figures of a tiny random model show how to read a report, not how fast vLLM is."""
 
-_LABEL: Final = """\
-A tiny random model on a CPU: the figures show how to read a report, not how fast
-vLLM is.
-
-"""
+_ABOUT: Final = "A tiny random model on a CPU: the figures show how to read a report, not how fast vLLM is."
 
 _EPILOG: Final = """\
 examples:
   stagetrace demo
   stagetrace demo --recorded            # a run that ships with the package: seconds
-  stagetrace demo --phase-seconds 20 --images-per-s 2 -o heavier/"""
+  stagetrace demo --requests 1100 --images-per-s 1.5 -o longer/"""
 
 
 def main(argv: list[str]) -> int:
@@ -66,10 +62,10 @@ def main(argv: list[str]) -> int:
                 output,
                 text_per_s=options.text_per_s,
                 images_per_s=options.images_per_s,
-                phase_s=options.phase_seconds,
+                requests=options.requests,
                 seed=options.seed,
             )
-        ingest_spool(output / "spool", output / "dataset")
+        ingest_spool(output / "spool", output / "dataset", about=_ABOUT)
     _report(output)
     return 0
 
@@ -78,9 +74,7 @@ def _report(output: Path) -> None:
     analysis = analyze([output / "dataset"], load_rules(), by_phase=True)
     (output / "analyze.json").write_text(render_json(analysis), encoding="utf-8")
     with (output / "report.txt").open("w", encoding="utf-8") as file:
-        file.write(_LABEL)
         write_text(analysis, file)
-    sys.stdout.write(_LABEL)
     write_text(analysis, sys.stdout)
     agreement = compare_with_client(output / "dataset", output / "observations.jsonl")
     sys.stdout.write("\n" + "\n".join(_closing(agreement, output)) + "\n")
@@ -95,6 +89,7 @@ def _closing(agreement: Agreement, output: Path) -> Iterator[str]:
     yield ""
     yield f"Written: {output}/dataset, {output}/analyze.json, {output}/report.txt"
     yield f"Look again: stagetrace analyze {output}/dataset --by-phase"
+    yield f"See it:     stagetrace dashboard {output}/dataset"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--force", action="store_true", help="replace the output folder")
     parser.add_argument("--recorded", action="store_true", help="show the run that ships with the package")
     parser.add_argument(
-        "--phase-seconds", metavar="S", type=_positive, default=PHASE_S, help="default: %(default)s"
+        "--requests",
+        metavar="N",
+        type=_count,
+        default=REQUESTS,
+        help="requests of each class in each phase, about; default: %(default)s",
     )
     parser.add_argument(
         "--text-per-s", metavar="RATE", type=_positive, default=TEXT_PER_S, help="default: %(default)s"
@@ -131,6 +130,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError("must be a positive number")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
     return value
 
 

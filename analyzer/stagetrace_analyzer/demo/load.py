@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
     from stagetrace_analyzer.demo.observations import Observation
 
-TEXT_PER_S: Final = 3.0
-IMAGES_PER_S: Final = 1.25
-PHASE_S: Final = 50.0
+TEXT_PER_S: Final = 4.0
+IMAGES_PER_S: Final = 2.0
+REQUESTS: Final = 260
+"""Requests of each class in each phase: what a report needs to name a wait, and some to spare."""
+
 WARM_UP_S: Final = 6.0
 WARM_UP_ROUNDS: Final = 3
-IMAGE_SHARE: Final = 0.5
+IMAGE_SHARE: Final = 0.6
 """Largest share of the time that the server may be busy with images, see `affordable_images_per_s`."""
 
 PAUSE_S: Final = 1.0
@@ -59,26 +61,28 @@ class Progress:
 def demo_phases(
     text_per_s: float = TEXT_PER_S,
     images_per_s: float = IMAGES_PER_S,
-    phase_s: float = PHASE_S,
+    requests: int = REQUESTS,
     seed: int = 0,
 ) -> tuple[Phase, ...]:
     """Return warm-up, text only, image only and mixture, in this order.
 
     A first request of each class is slow whatever runs beside it; the warm-up takes those.
+    The other phases last until about ``requests`` requests of each class have come.
     """
     text, images = Stream(TEXT, text_per_s), Stream(IMAGE, images_per_s)
+    text_s, images_s = requests / text_per_s, requests / images_per_s
     return (
-        Phase("warm-up", (text, images), min(WARM_UP_S, phase_s), WARM_UP_ROUNDS, seed),
-        Phase("text only", (text,), phase_s, seed=seed),
-        Phase("image only", (images,), phase_s, seed=seed),
-        Phase("mixture", (text, images), phase_s, seed=seed),
+        Phase("warm-up", (text, images), WARM_UP_S, WARM_UP_ROUNDS, seed),
+        Phase("text only", (text,), text_s, seed=seed),
+        Phase("image only", (images,), images_s, seed=seed),
+        Phase("mixture", (text, images), max(text_s, images_s), seed=seed),
     )
 
 
 def affordable_images_per_s(warm_up: Iterable[Observation], wanted_per_s: float = IMAGES_PER_S) -> float:
     """Return the rate wanted, or a lower one where the server is too slow for it.
 
-    Interference shows in a server that is busy about half of the time; in one that is
+    Interference shows in a server that is busy more than half of the time; in one that is
     overloaded nothing does.  The fastest image of the warm-up, which met nobody, tells
     how long an image occupies the server.
 

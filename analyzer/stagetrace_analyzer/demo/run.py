@@ -19,14 +19,14 @@ from stagetrace_analyzer.demo.observations import write_observations
 from stagetrace_analyzer.demo.server import VllmServer
 
 
-def record_demo(output: Path, *, text_per_s: float, images_per_s: float, phase_s: float, seed: int) -> None:
+def record_demo(output: Path, *, text_per_s: float, images_per_s: float, requests: int, seed: int) -> None:
     """Record a run into ``output``: ``spool/``, ``observations.jsonl``, ``server.log``.
 
     Args:
         output: An existing folder.
         text_per_s: Text requests a second.
         images_per_s: Image requests a second.
-        phase_s: Seconds of each of the three phases.
+        requests: Requests of each class in each of the three phases, about.
         seed: Seed of arrivals and contents.
 
     Raises:
@@ -41,14 +41,14 @@ def record_demo(output: Path, *, text_per_s: float, images_per_s: float, phase_s
         with _doing("starting vLLM"):
             server.wait_ready()
         with _bars() as show:
-            observations = run_phases(server.url, demo_phases(phase_s=phase_s, seed=seed)[:1], show)
+            observations = run_phases(server.url, demo_phases(seed=seed)[:1], show)
             affordable = affordable_images_per_s(observations, images_per_s)
             if affordable < images_per_s:
                 sys.stderr.write(
                     f"this machine is slow: {affordable:.2f} images a second, not {images_per_s:g}\n"
                 )
             observations += run_phases(
-                server.url, demo_phases(text_per_s, affordable, phase_s, seed)[1:], show
+                server.url, demo_phases(text_per_s, affordable, requests, seed)[1:], show
             )
         server.check_alive()
     write_observations(output / "observations.jsonl", observations)
