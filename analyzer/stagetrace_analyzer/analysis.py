@@ -213,14 +213,13 @@ def _by_key(found: Sequence[Any]) -> dict[Key, list[Any]]:
 
 def _unknown_facts(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> dict[str, int]:
     """Count, by field that the rules ask for, the selected requests of which it is not known."""
-    fields = rules.fields
-    if not fields:
+    counts = rules.unknown_expressions()
+    if not counts:
         return {}
     # Names of fields are the rules' own, never a user's text.
-    counts = ", ".join(f"count(*) FILTER (WHERE {name} IS NULL)" for name in fields)
-    query = f"SELECT {counts} FROM classified INNER JOIN facts USING (dataset, request)"  # noqa: S608
+    query = f"SELECT {', '.join(counts.values())} FROM facts SEMI JOIN classified USING (dataset, request)"  # noqa: S608
     (found,) = connection.execute(query).fetchall()
-    return {name: count for name, count in zip(fields, found, strict=True) if count}
+    return {name: count for name, count in zip(counts, found, strict=True) if count}
 
 
 @dataclass(slots=True)

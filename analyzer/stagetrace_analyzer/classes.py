@@ -1,4 +1,4 @@
-"""Traffic classes: ordered rules over the facts known when a request arrives.
+"""Traffic classes: ordered rules over what is known of a request.
 
 The rules are in a TOML file, so that they can change without new data::
 
@@ -11,113 +11,55 @@ hold gives the class.  The same name may come twice ("or").  ``where = {}``
 takes every request.  An unknown fact meets no condition.  A request that no
 rule takes is in the class `OTHER`.
 
-Fields and their conditions:
-
-- ``media_items``, ``pixels``, ``media_bytes``, ``prompt_tokens``, ``max_tokens``:
-  ``"<=64"``, ``"<64"``, ``">=64"``, ``">64"``, ``"=64"`` or ``64``, and
-  ``"64..128"`` with both ends included.
-- ``modality`` (``text``: no media item, ``image``: at least one), ``label``,
-  ``phase``, ``model``, ``arm``: ``"a"``, or ``["a", "b"]`` for any of them.
-- ``stream``: ``true`` or ``false``.
+Fields and their conditions are those of `stagetrace_analyzer.conditions`.  Most
+are known when a request has arrived.  Some are known only at its end and depend
+on how it was served: a class that asks for them is *post* (see
+`ClassRules.post_names`).
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
-import operator
 import re
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final
 
 from stagetrace.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from stagetrace.timeline import Item, RequestTimeline
+from stagetrace.timeline import Item, RequestTimeline
+from stagetrace_analyzer.conditions import (
+    CLASS_FIELDS,
+    Bind,
+    Condition,
+    Facts,
+    Value,
+    parse_condition,
+)
+from stagetrace_analyzer.toml_lines import lines_of
 
 OTHER: Final = "other"
 """The class of a request that no rule takes."""
 
-Value: TypeAlias = int | str | bool
-"""What a field is compared with."""
+_FROM_RECORDS: Final = (
+    "prompt_tokens",
+    "max_tokens",
+    "label",
+    "phase",
+    "arm",
+    "model",
+    "stream",
+    "cached_tokens",
+    "output_tokens",
+    "finish_reason",
+)
+"""Fields that are in a request's records as they are."""
 
+_OF_MEDIA: Final = ("pixels", "media_bytes")
+"""Fields that a request without media items does not have; that is not unknown."""
 
-class _Type(Enum):
-    NUMBER = "a number such as 64, '<=64' or '64..128'"
-    TEXT = "a text or a list of texts"
-    FLAG = "true or false"
-
-
-_FIELDS: Final = {
-    "modality": _Type.TEXT,
-    "media_items": _Type.NUMBER,
-    "pixels": _Type.NUMBER,
-    "media_bytes": _Type.NUMBER,
-    "prompt_tokens": _Type.NUMBER,
-    "max_tokens": _Type.NUMBER,
-    "label": _Type.TEXT,
-    "phase": _Type.TEXT,
-    "model": _Type.TEXT,
-    "arm": _Type.TEXT,
-    "stream": _Type.FLAG,
-}
-
-_FROM_RECORDS: Final = ("prompt_tokens", "max_tokens", "label", "phase", "model", "arm", "stream")
-"""Fields that are in a request's records as they are; the others are made of its media items."""
-
-_MODALITIES: Final = ("text", "image")
-_DIGITS: Final = r"\d(?:_?\d){0,18}"
-_BOUND: Final = re.compile(rf"(<=|>=|<|>|=)\s*({_DIGITS})", re.ASCII)
-_RANGE: Final = re.compile(rf"({_DIGITS})\s*\.\.\s*({_DIGITS})", re.ASCII)
-_LARGEST: Final = 2**63 - 1
-_COMPARE: Final[dict[str, Callable[[Any, int], bool]]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "=": operator.eq,
-}
-
-Facts: TypeAlias = "Mapping[str, Value | None]"
-"""What is known of a request, by field; a field that is None or absent is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """A number's conditions: each pair of a SQL comparison operator and a value must hold."""
-
-    field: str
-    bounds: tuple[tuple[str, int], ...]
-
-    def sql(self, bind: Callable[[Value], str]) -> str:
-        """Render as SQL; ``bind`` turns a value into a parameter."""
-        return " AND ".join(f"{self.field} {sign} {bind(value)}" for sign, value in self.bounds)
-
-    def holds(self, facts: Facts) -> bool:
-        """Whether all of them hold; an unknown number meets none."""
-        known = facts.get(self.field)
-        return known is not None and all(_COMPARE[sign](known, value) for sign, value in self.bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """A condition that a text or a flag is one of the values."""
-
-    field: str
-    values: tuple[Value, ...]
-
-    def sql(self, bind: Callable[[Value], str]) -> str:
-        """Render as SQL; ``bind`` turns a value into a parameter."""
-        return f"{self.field} IN ({', '.join(bind(value) for value in self.values)})"
-
-    def holds(self, facts: Facts) -> bool:
-        """Whether it holds; an unknown text or flag meets none."""
-        return facts.get(self.field) in self.values
+_PLACE: Final = re.compile(r"(.*) \(at line (\d+), column \d+\)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +67,9 @@ class ClassRule:
     """A class and the conditions that must all hold for it."""
 
     name: str
-    where: tuple[Bounds | OneOf, ...]
+    where: tuple[Condition, ...]
 
-    def sql(self, bind: Callable[[Value], str]) -> str:
+    def sql(self, bind: Bind) -> str:
         """Render as a branch of a SQL ``CASE``; ``bind`` turns a value into a parameter."""
         conditions = " AND ".join(condition.sql(bind) for condition in self.where) or "TRUE"
         return f"WHEN {conditions} THEN {bind(self.name)}"
@@ -135,6 +77,16 @@ class ClassRule:
     def holds(self, facts: Facts) -> bool:
         """Whether all conditions hold."""
         return all(condition.holds(facts) for condition in self.where)
+
+    @property
+    def at_arrival(self) -> tuple[Condition, ...]:
+        """The conditions on what does not depend on how a request is served."""
+        return tuple(condition for condition in self.where if not CLASS_FIELDS[condition.field].post)
+
+    @property
+    def is_post(self) -> bool:
+        """Whether a condition is on what is known only at the end."""
+        return len(self.at_arrival) < len(self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +99,39 @@ class ClassRules:
     def names(self) -> tuple[str, ...]:
         """The classes in the order of the rules, each once, then `OTHER`."""
         return tuple(dict.fromkeys([*(rule.name for rule in self.rules), OTHER]))
+
+    @property
+    def post_names(self) -> tuple[str, ...]:
+        """The classes that may depend on how requests were served, in the order of `names`.
+
+        A rule is post if it asks for what is known only at the end; so is a later
+        one that may get a request because such a condition failed.  Of all other
+        classes, what is known only at the end decides nothing.
+        """
+        rules = [*self.rules, ClassRule(OTHER, ())]
+        post = {
+            rule.name
+            for place, rule in enumerate(rules)
+            if rule.is_post or any(_leaves(earlier, rule, rules[:place]) for earlier in rules[:place])
+        }
+        return tuple(name for name in self.names if name in post)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that the rules ask for, in the order of the rules, each once."""
+        return tuple(dict.fromkeys(condition.field for rule in self.rules for condition in rule.where))
+
+    def unknown_expressions(self) -> dict[str, str]:
+        """Return, by field of `fields`, a SQL aggregate that counts the requests of which it is not known.
+
+        It needs the columns of the requests, and ``modality``; it has no
+        parameters.  A request without media items lacks no size of them.
+        """
+        return {
+            field: f"count(*) FILTER (WHERE {field} IS NULL"
+            f"{' AND media_items IS DISTINCT FROM 0' if field in _OF_MEDIA else ''})"
+            for field in self.fields
+        }
 
     def case_expression(self) -> tuple[str, dict[str, Value]]:
         """Compile the rules to one SQL ``CASE`` and its parameters by name.
@@ -173,6 +158,22 @@ class ClassRules:
         return next((rule.name for rule in self.rules if rule.holds(facts)), OTHER)
 
 
+def _leaves(post: ClassRule, rule: ClassRule, before: list[ClassRule]) -> bool:
+    """Whether a rule may get a request because a condition of a post rule failed.
+
+    Not if no request can be in both by what is known at arrival, and not if a
+    rule before it takes all that are, whatever becomes of them.
+    """
+    if not post.is_post:
+        return False
+    both = (*post.at_arrival, *rule.at_arrival)
+    if any(one.excludes(other) for one in both for other in both):
+        return False
+    return not any(
+        all(any(known.implies(wanted) for known in both) for wanted in taking.where) for taking in before
+    )
+
+
 def class_facts(request: RequestTimeline) -> dict[str, Value | None]:
     """Return the fields that rules are about, for one request; None is unknown."""
     items = request.items.values()
@@ -181,6 +182,7 @@ def class_facts(request: RequestTimeline) -> dict[str, Value | None]:
     if isinstance(media_items, int):
         modality = "image" if media_items > 0 else "text"
     return {name: request.facts.get(name) for name in _FROM_RECORDS} | {
+        "instance": request.instance,
         "modality": modality,
         "media_items": media_items,
         "media_bytes": _sum(item.facts.get("bytes") for item in items),
@@ -210,97 +212,89 @@ def load_rules(path: Path | None = None) -> ClassRules:
         default = importlib.resources.files(__package__) / "classes.toml"
         return parse_rules(default.read_text(encoding="utf-8"), source="the default classes")
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="--classes takes a TOML file of class rules"
-        ) from error
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text", hint="--classes takes a TOML file") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read {path}: {getattr(error, 'strerror', error)}",
+            hint="--classes takes a TOML file of class rules",
+        ) from error
     return parse_rules(text, source=str(path))
 
 
 def parse_rules(text: str, *, source: str) -> ClassRules:
-    """Parse rules; ``source`` names the text in errors.
+    """Parse rules; ``source`` names the text in errors, which also tell the line.
 
     Raises:
         UsageError: The text is not as the module says.
     """
     try:
         document = tomllib.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}", hint="class rules are TOML: [[class]] entries") from error
-    if unknown := sorted(set(document) - {"class"}):
-        raise UsageError(f"{source}: unknown key {unknown[0]!r}", hint="only [[class]] entries are allowed")
-    entries = document.get("class")
-    if not isinstance(entries, list) or not entries:
-        raise UsageError(f"{source}: no class is defined", hint='begin with [[class]] and name = "..."')
-    return ClassRules(tuple(_rule(entry, f"{source}: class {n}") for n, entry in enumerate(entries, 1)))
+    except (ValueError, RecursionError) as error:
+        message, place = str(error), source
+        if found := _PLACE.fullmatch(message):
+            message, place = found[1], f"{source}, line {found[2]}"
+        raise UsageError(f"{place}: {message}", hint="class rules are TOML: [[class]] entries") from error
+    return _Reader(source, lines_of(text)).rules(document)
 
 
-def _rule(entry: Any, place: str) -> ClassRule:
-    if not isinstance(entry, dict):
-        raise UsageError(f"{place} is no table", hint="write [[class]], with two brackets")
-    name = entry.get("name")
-    if not isinstance(name, str) or not name.strip():
-        raise UsageError(f"{place} has no name", hint='add name = "image/short"')
-    place = f"{place} ({name!r})"
-    if name == OTHER:
-        raise UsageError(f"{place}: the name is reserved", hint="it holds the requests that no rule takes")
-    where = entry.get("where")
-    if not isinstance(where, dict):
-        raise UsageError(
-            f"{place} has no conditions", hint='add where = { modality = "image" }, or {} for all'
-        )
-    if unknown := sorted(set(entry) - {"name", "where"}):
-        raise UsageError(f"{place}: unknown key {unknown[0]!r}", hint="conditions go inside where = { ... }")
-    return ClassRule(name, tuple(_condition(field, value, place) for field, value in where.items()))
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Makes rules of a TOML document; every error names the source and the line."""
+
+    source: str
+    lines: dict[tuple[str | int, ...], int]
+
+    def rules(self, document: dict[str, Any]) -> ClassRules:
+        for key in document:
+            if key != "class":
+                raise self._error((key,), f"unknown key {key!r}", "only [[class]] entries are allowed")
+        entries = document.get("class")
+        if not isinstance(entries, list) or not entries:
+            raise self._error(("class",), "no class is defined", 'begin with [[class]] and name = "..."')
+        return ClassRules(tuple(self._rule(number, entry) for number, entry in enumerate(entries)))
+
+    def _error(self, path: tuple[str | int, ...], message: str, hint: str | None) -> UsageError:
+        line = self.lines.get(path)
+        place = self.source if line is None else f"{self.source}, line {line}"
+        return UsageError(f"{place}: {message}", hint=hint)
+
+    def _rule(self, number: int, entry: Any) -> ClassRule:
+        path, name = ("class", number), f"class {number + 1}"
+        if not isinstance(entry, dict):
+            raise self._error(path, f"{name} is no table", "write [[class]], with two brackets")
+        found = self._name(number, entry)
+        name = f"{name} ({found!r})"
+        for key in entry:
+            if key not in {"name", "where"}:
+                hint = "conditions go inside where = { ... }"
+                raise self._error((*path, key), f"{name}: unknown key {key!r}", hint)
+        where = entry.get("where")
+        if not isinstance(where, dict):
+            hint = 'add where = { modality = "image" }, or {} for all'
+            raise self._error(path, f"{name} has no conditions", hint)
+        return ClassRule(found, tuple(self._conditions(number, name, where)))
+
+    def _name(self, number: int, entry: dict[str, Any]) -> str:
+        path, place = ("class", number, "name"), f"class {number + 1}"
+        name = entry.get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise self._error(path if "name" in entry else path[:2], f"{place} has no name", _NAMED)
+        if not name.isprintable():
+            raise self._error(path, f"{place}: the name {name!r} is not printable", _NAMED)
+        if name == OTHER:
+            hint = "it holds the requests that no rule takes"
+            raise self._error(path, f"{place} ({name!r}): the name is reserved", hint)
+        return name
+
+    def _conditions(self, number: int, name: str, where: dict[str, Any]) -> Iterable[Condition]:
+        for field, value in where.items():
+            try:
+                yield parse_condition(field, value, CLASS_FIELDS)
+            except UsageError as error:
+                path = ("class", number, "where", field)
+                raise self._error(path, f"{name}: {error.message}", error.hint) from error
 
 
-def _condition(field: str, value: Any, place: str) -> Bounds | OneOf:
-    kind = _FIELDS.get(field)
-    if kind is None:
-        close = difflib.get_close_matches(field, _FIELDS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"fields are {', '.join(_FIELDS)}"
-        raise UsageError(f"{place}: unknown field {field!r}", hint=hint)
-    condition = _PARSERS[kind](field, value)
-    if condition is None:
-        raise UsageError(
-            f"{place}: {field} = {value!r} is not understood", hint=f"{field} takes {kind.value}"
-        )
-    if field == "modality" and isinstance(condition, OneOf) and not set(condition.values) <= set(_MODALITIES):
-        raise UsageError(f"{place}: unknown modality {value!r}", hint=f"it is {' or '.join(_MODALITIES)}")
-    return condition
-
-
-def _bounds(field: str, value: Any) -> Bounds | None:
-    bounds: tuple[tuple[str, int], ...]
-    if isinstance(value, int) and not isinstance(value, bool):
-        bounds = (("=", value),)
-    elif not isinstance(value, str):
-        return None
-    elif bound := _BOUND.fullmatch(value.strip()):
-        bounds = ((bound[1], int(bound[2])),)
-    elif limits := _RANGE.fullmatch(value.strip()):
-        bounds = ((">=", int(limits[1])), ("<=", int(limits[2])))
-    else:
-        return None
-    in_order = bounds[0][1] <= bounds[-1][1]
-    return Bounds(field, bounds) if in_order and all(0 <= n <= _LARGEST for _, n in bounds) else None
-
-
-def _texts(field: str, value: Any) -> OneOf | None:
-    texts = value if isinstance(value, list) else [value]
-    valid = bool(texts) and all(isinstance(text, str) for text in texts)
-    return OneOf(field, tuple(texts)) if valid else None
-
-
-def _flag(field: str, value: Any) -> OneOf | None:
-    return OneOf(field, (value,)) if isinstance(value, bool) else None
-
-
-_PARSERS: Final[dict[_Type, Callable[[str, Any], Bounds | OneOf | None]]] = {
-    _Type.NUMBER: _bounds,
-    _Type.TEXT: _texts,
-    _Type.FLAG: _flag,
-}
+_NAMED: Final = 'add name = "image/short"'

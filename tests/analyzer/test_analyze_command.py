@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from stagetrace.errors import DataError, UsageError
+from stagetrace.errors import MissingExtraError, UsageError
 from stagetrace.recorder import Recorder
 from stagetrace.records import RecordKind
 from stagetrace_analyzer.commands import analyze as command
+from stagetrace_analyzer.conditions import CLASS_FIELDS, FieldType
 
 
 @pytest.fixture
@@ -80,15 +81,6 @@ def test_a_file_is_replaced_only_by_force(data: str, tmp_path: Path, capsys) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "report.txt"]
 
 
-@pytest.mark.parametrize(
-    ("output", "message"), [(".", "is a folder"), ("missing/report", "missing is no folder")]
-)
-def test_a_wrong_output_is_one_line(data: str, tmp_path: Path, output: str, message: str) -> None:
-    """A folder, or a file in a folder that is not there, is a usage error, also with --force."""
-    with pytest.raises(UsageError, match=message):
-        command.main([data, "--force", "-o", str(tmp_path / output)])
-
-
 def test_no_requests_is_not_enough_evidence(rows, tmp_path: Path, capsys) -> None:
     """Exit code 3 and one line on standard error; no report is written."""
     data = str(rows.write(tmp_path / "data"))
@@ -96,65 +88,6 @@ def test_no_requests_is_not_enough_evidence(rows, tmp_path: Path, capsys) -> Non
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"stagetrace: there are no requests in {data}\n")
     assert not (tmp_path / "report").exists()
-
-
-def _missing(folder: Path) -> Path:
-    return folder / "missing"
-
-
-def _file(folder: Path) -> Path:
-    (folder / "file").write_text("")
-    return folder / "file"
-
-
-def _empty(folder: Path) -> Path:
-    (folder / "empty").mkdir()
-    return folder / "empty"
-
-
-def _foreign(folder: Path) -> Path:
-    (folder / "photos").mkdir()
-    (folder / "photos/cat.png").write_bytes(b"\x89PNG")
-    return folder / "photos"
-
-
-def _partial(folder: Path) -> Path:
-    (folder / "partial/requests").mkdir(parents=True)
-    (folder / "partial/requests/part-0.parquet").write_bytes(b"PAR1")
-    return folder / "partial"
-
-
-def _looping(folder: Path) -> Path:
-    (folder / "loop").symlink_to(folder / "loop")
-    return folder / "loop"
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (_missing, UsageError, "missing does not exist"),
-        (_file, UsageError, "file is a file"),
-        (_empty, DataError, "empty is empty"),
-        (_foreign, DataError, "photos holds neither a dataset nor a spool"),
-        (_partial, DataError, "cannot read .*part-0.parquet"),
-        (_looping, DataError, "cannot read .*loop: Too many levels"),
-    ],
-)
-def test_a_wrong_path_is_one_line_with_a_hint(make, error: type[Exception], message: str, tmp_path) -> None:
-    """Each wrong path names itself in one line, says what to do, and is exit code 2."""
-    with pytest.raises(error, match=message) as caught:
-        command.main([str(make(tmp_path))])
-    assert caught.value.hint
-    assert "\n" not in str(caught.value)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_an_unreadable_folder_is_one_line(data: str, tmp_path: Path) -> None:
-    """A folder without read permission is a DataError."""
-    (tmp_path / "data").chmod(0)
-    with pytest.raises(DataError, match="Permission denied"):
-        command.main([data])
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,8 +100,103 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_folder_of_a_demo_is_pointed_to_its_dataset(data: str, tmp_path: Path) -> None:
-    """A folder that holds a dataset deeper down is not read, but the way to it is told."""
-    with pytest.raises(DataError, match="neither a dataset nor a spool") as caught:
-        command.main([str(Path(data).parent)])
-    assert caught.value.hint == f"there is a dataset in {data}"
+def test_a_selection_is_analyzed(data: str, capsys) -> None:
+    """Only requests that meet it are in the report, which says what was asked for and what was left out."""
+    options = ["--class", "image/short", "--where", "phase=mixture", "--since", "1h"]
+    assert command.main([data, "--json", *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(entry["class"], entry["requests"]) for entry in document["classes"]] == [("image/short", 100)]
+    assert document["selection"] == {"class": ["image/short"], "where": ["phase=mixture"], "since": ["1h"]}
+    assert (document["requests"], document["not_selected"]) == (100, 308)
+
+
+def test_an_option_given_again(data: str, capsys) -> None:
+    """Either class is taken, but all conditions must hold."""
+    assert command.main([data, "--json", "--class", "image/short", "--class", "text/short"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 400
+    assert command.main([data, "--json", "--where", "phase=text", "--where", "modality=image"]) == 3
+
+
+def test_a_selection_that_leaves_nothing_says_what_there_was(data: str, capsys) -> None:
+    """Exit code 3, and on standard error what could have been selected."""
+    assert command.main([data, "--model", "gone", "-o", str(Path(data).parent / "report")]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "stagetrace: none of 408 requests is selected\n"
+        "in the data: 2001-09-09T01:46:40Z to 2001-09-09T01:46:41Z; "
+        "classes text/short, image/short; no model; no arm; instance server\n"
+    )
+    assert not (Path(data).parent / "report").exists()
+
+
+@pytest.mark.parametrize("ending", ["json", "md", "html", "txt"])
+def test_the_ending_of_the_file_decides(data: str, tmp_path: Path, ending: str) -> None:
+    """Without --format, -o report.html is HTML; what has no ending of a format is text."""
+    target = tmp_path / f"report.{ending}"
+    assert command.main([data, "-o", str(target)]) == 0
+    text = target.read_text(encoding="utf-8")
+    begins = {"json": "{", "md": "#", "html": "<!doctype html", "txt": "400 requests"}
+    assert text.lower().startswith(begins[ending])
+    assert "image/short" in text
+
+
+def test_html_without_plotly_says_what_to_install(data: str, tmp_path: Path, monkeypatch) -> None:
+    """It is one line, before anything is read; nothing is written."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plotly"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("stagetrace_analyzer.reports.html")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(MissingExtraError, match="an HTML report needs the package plotly") as caught:
+        command.main([str(tmp_path / "missing"), "--html", "-o", str(tmp_path / "report")])
+    assert caught.value.hint == "pip install 'stagetrace[html]'"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--class", "image/shrt"], "no rule makes the class 'image/shrt'"),
+        (["--since", "yesterday"], "--since: 'yesterday' is no time"),
+        (["--since", "1h", "--until", "2h"], "--since 1h is not before --until 2h"),
+        (["--since", "2999-01-01", "--until", "0s"], "--since 2999-01-01 is not before --until 0s"),
+        (["--where", "pixel>1"], "--where: unknown field 'pixel'"),
+        (["--model", ""], "--model is empty"),
+        (["--json", "--html"], "--html: not allowed with argument --json"),
+        (["--format", "xml"], "invalid choice: 'xml'"),
+        (["--jason"], "unrecognized arguments: --jason"),
+        (["--where"], "--where: expected one argument"),
+    ],
+)
+def test_a_wrong_option_is_one_line_with_a_hint(data: str, options: list[str], message: str) -> None:
+    """Each names the option and what is wrong, and says what to do; exit code 2."""
+    with pytest.raises(UsageError, match=message) as caught:
+        command.main([data, *options])
+    assert caught.value.hint
+    assert str(caught.value).isprintable()
+    assert caught.value.exit_code == 2
+
+
+def test_rules_may_ask_for_every_field(data: str, tmp_path: Path, capsys) -> None:
+    """Each field works in a rule, and what is not known of requests is counted by field."""
+    values = {FieldType.NUMBER: '">=0"', FieldType.TEXT: '"text"', FieldType.FLAG: "true"}
+    where = "\n".join(f"{name} = {values[field.type]}" for name, field in CLASS_FIELDS.items())
+    rules = tmp_path / "rules.toml"
+    rules.write_text(f'[[class]]\nname = "all"\n[class.where]\n{where}\n')
+    assert command.main([data, "--json", "--classes", str(rules)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    unknown = {"pixels": 200, "media_bytes": 200} | dict.fromkeys(
+        [
+            "prompt_tokens",
+            "label",
+            "arm",
+            "model",
+            "stream",
+            "cached_tokens",
+            "output_tokens",
+            "finish_reason",
+        ],
+        408,
+    )
+    assert document["unknown_facts"] == unknown
+    assert [(entry["class"], entry["post"]) for entry in document["classes"]] == [("other", True)]

@@ -16,7 +16,7 @@ def test_unknown_command_is_one_line(capsys):
     assert main(["nope"]) == 2
     assert (
         capsys.readouterr().err
-        == "stagetrace: no command 'nope' (hint: commands are: analyze, demo, doctor, export)\n"
+        == "stagetrace: no command 'nope' (hint: commands are: analyze, dashboard, demo, doctor, export)\n"
     )
 
 

@@ -148,8 +148,8 @@ def test_scrapes_at_the_same_time_are_each_whole(page, busy):
 
 
 def test_label_values_are_escaped(page, data):
-    """A class may be called anything."""
-    name = 'a "b" \\ c\td'
+    """Quotes and backslashes in the name of a class survive a scrape."""
+    name = 'a "b" \\ c {d}'
     rules = parse_rules(f"[[class]]\nname = '{name}'\nwhere = {{}}", source="test")
     metrics = StageMetrics([page.reader], rules=rules)
     metrics.observe(data.requests[0], partition(data.requests[0]), data.pair(data.requests[0].instance))
