@@ -133,11 +133,16 @@ def _analysis(
     unknown = _unknown_facts(connection, rules)
     warm_ups = tuple(_leave_out_warm_up(connection))
     population = read_population(connection, _keys(connection, rules))
-    tables = _Tables(population, read_places(connection), _windows(population))
+    answers = {name: _by_key(rows(connection, name)) for name in ("outcomes", "media")}
+    tables = _Tables(
+        population,
+        read_places(connection),
+        _windows(population),
+        with_media=frozenset(phase for _, phase in answers["media"]),
+    )
     for piece in read_pieces(connection, population, tables.places):
         tables.add(piece)
         progress(piece.rows.stop, len(population))
-    answers = {name: _by_key(rows(connection, name)) for name in ("outcomes", "media")}
     classes = tuple(
         _class_report(group, key, rules, tables, {name: by_key[key] for name, by_key in answers.items()})
         for group, key in enumerate(population.keys)
@@ -234,6 +239,7 @@ class _Tables:
     by_window: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     sound: Counter[tuple[int, Horizon]] = field(default_factory=Counter)
     mismatches: dict[Horizon, int] = field(default_factory=lambda: dict.fromkeys(Horizon, 0))
+    with_media: frozenset[str | None] = frozenset()
     waiting_ns: NDArray[np.float64] = field(init=False)
     stages: tuple[str, ...] = field(init=False)
     _to_stages: NDArray[np.float64] = field(init=False)
@@ -331,7 +337,7 @@ def _class_report(
         stages=stages,
         compositions=tuple(composed),
         answers=plain,
-        remedies=remedies_for(_worth_a_try(composed, plain)),
+        remedies=remedies_for(_worth_a_try(composed, plain), media=key[1] in tables.with_media),
         windows=_window_rows(group, members, tables),
         unattributed={h: _unattributed(h, tables.sound[group, h], stages) for h in Horizon},
         media=_media(answers["media"]),

@@ -39,6 +39,9 @@ from stagetrace_analyzer.conditions import (
 )
 from stagetrace_analyzer.toml_lines import lines_of
 
+LARGEST_FILE: Final = 1_000_000
+"""Bytes of the longest file of rules that is read."""
+
 OTHER: Final = "other"
 """The class of a request that no rule takes."""
 
@@ -212,7 +215,9 @@ def load_rules(path: Path | None = None) -> ClassRules:
         default = importlib.resources.files(__package__) / "classes.toml"
         return parse_rules(default.read_text(encoding="utf-8"), source="the default classes")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            read = file.read(LARGEST_FILE + 1)
+        text = read.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text", hint="--classes takes a TOML file") from error
     except (OSError, ValueError) as error:
@@ -220,6 +225,8 @@ def load_rules(path: Path | None = None) -> ClassRules:
             f"cannot read {path}: {getattr(error, 'strerror', error)}",
             hint="--classes takes a TOML file of class rules",
         ) from error
+    if len(read) > LARGEST_FILE:
+        raise UsageError(f"{path} is over {LARGEST_FILE:,} bytes", hint="--classes takes a TOML file of rules")
     return parse_rules(text, source=str(path))
 
 

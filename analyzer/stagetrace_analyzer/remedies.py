@@ -505,16 +505,42 @@ _OPPOSITES: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 """What would undo each other: whichever is named first stands, and its check says what may rise."""
 
+_ABOUT_MEDIA: Final = frozenset(
+    {
+        "media_near",
+        "media_cache",
+        "fetch_retries",
+        "fetch_timeout",
+        "media_threads",
+        "smaller_files",
+        "other_formats",
+        "fewer_frames",
+        "processor_cache",
+        "max_pixels",
+        "processor_device",
+        "shared_media_cache",
+        "unused_modalities",
+        "image_limit",
+        "same_media",
+        "encoder_graphs",
+        "encoder_tp_data",
+    }
+)
+"""What does nothing for a server that is sent no media."""
+
 _BY_KEY: Final = MappingProxyType({remedy.key: remedy for remedy in REMEDIES})
 
 
-def remedies_for(waits: Sequence[tuple[str, Mapping[str, float] | None]]) -> tuple[Remedy, ...]:
+def remedies_for(
+    waits: Sequence[tuple[str, Mapping[str, float] | None]], *, media: bool = True
+) -> tuple[Remedy, ...]:
     """Return what to try first against dominant stages, the most promising first and each once.
 
     Args:
         waits: Stages, the most dominant first, each with the shares (0 to 1) of
             the scheduler's reasons within it; None if no reason was recorded.
             Stages that are no waits are welcome too.
+        media: Whether anybody sent media; if not, what is about media is left out.
 
     Returns:
         Up to `MOST` for each stage: those for the reasons with a share of at
@@ -523,10 +549,13 @@ def remedies_for(waits: Sequence[tuple[str, Mapping[str, float] | None]]) -> tup
         undo an earlier one.  Unknown stages and reasons have none.
     """
     keys: dict[str, None] = {}
+    useless = frozenset() if media else _ABOUT_MEDIA
     for stage, reasons in waits:
         mine: dict[str, None] = {}
         for key in _keys(Stage(stage), reasons or {}) if stage in _STAGES else ():
             undone = _OPPOSITES.get(key, frozenset())
+            if key in useless:
+                continue
             if len(mine) < MOST and undone.isdisjoint(keys) and undone.isdisjoint(mine):
                 mine[key] = None
         keys |= mine

@@ -427,3 +427,9 @@ def test_the_examples_of_the_page_are_what_it_says() -> None:
     assert parse_rules(plain, source="page").post_names == ()
     said = [re.search('"(.*)"', line)[1] for line in post.splitlines() if "# post: " in line]
     assert list(parse_rules(post, source="page").post_names) == said == ["image/brief", "image"]
+
+
+def test_an_endless_file_is_refused(tmp_path):
+    """A device, or a file that is no list of rules by its size, is one line."""
+    with pytest.raises(UsageError, match="over 1,000,000 bytes"):
+        load_rules(Path("/dev/zero"))

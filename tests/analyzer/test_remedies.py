@@ -200,3 +200,13 @@ def test_page_says_what_is_tried_first():
 
 def _cell(wait):
     return [", ".join(f"`{key}`" for key in keys(wait))]
+
+
+def test_without_media_nothing_is_said_about_media():
+    """A server of texts is not told to shrink images, and still told something."""
+    waits = [("prefill.wait", {"step": 1.0})]
+    with_media, without = remedies_for(waits), remedies_for(waits, media=False)
+    assert any("image" in remedy.advice for remedy in with_media)
+    assert without
+    assert not any("an image's pixels" in remedy.advice for remedy in without)
+    assert {remedy.key for remedy in without}.isdisjoint({"max_pixels", "image_limit", "same_media"})
