@@ -100,7 +100,8 @@ def _merge(request: RequestTimeline, resumed: RequestTimeline) -> None:
 
 
 def add_item(request: RequestTimeline, index: int, begin: int) -> Item:
-    """Return a media item of a request that is known from a time on."""
+    """Return a media item of a request that is known from a time on, from its receipt at the earliest."""
+    begin = max(begin, request.received)
     item = request.items.setdefault(index, Item(index, begin))
     item.begin = min(item.begin, begin)
     return item
@@ -124,7 +125,7 @@ def _complete_items(request: RequestTimeline) -> None:
         if part.item is not None:
             parts[part.item].append(part)
     for index, mine in parts.items():
-        item = add_item(request, index, max(request.received, min(part.begin for part in mine)))
+        item = add_item(request, index, min(part.begin for part in mine))
         loading = [part for part in mine if part.stage in _LOADING] or mine
         ends = [part.end for part in loading if part.end is not None]
         if len(ends) == len(loading):
