@@ -321,7 +321,13 @@ def _class_report(
     sums = {
         h: tables.by_block.get((group, h), BlockTable(len(tables.places.stages))).resample() for h in Horizon
     }
-    composed = [c for horizon in Horizon for c in compositions(horizon, sums[horizon], tables.places)]
+    blocks = people.block[members]
+    latencies = {h: _latency(people.latency_ns(h)[members], blocks) for h in Horizon}
+    composed = [
+        composition
+        for h in Horizon
+        for composition in compositions(h, sums[h], tables.places, latencies[h].quantiles)
+    ]
     plain = plain_answers({h: sums[h][Region.ALL] for h in Horizon}, tables.places)
     stages = tuple(time for horizon in Horizon for time in _stage_times(group, horizon, composed, tables))
     return ClassReport(
@@ -330,9 +336,9 @@ def _class_report(
         post=key[0] in rules.post_names,
         requests=len(members),
         outcomes=_outcomes(answers["outcomes"]),
-        ttft=_latency(people.latency_ns(Horizon.TTFT)[members], people.block[members]),
-        completion=_latency(people.latency_ns(Horizon.COMPLETION)[members], people.block[members]),
-        waiting=_latency(tables.waiting_ns[members], people.block[members]),
+        ttft=latencies[Horizon.TTFT],
+        completion=latencies[Horizon.COMPLETION],
+        waiting=_latency(tables.waiting_ns[members], blocks),
         partitioned={horizon: tables.sound[group, horizon] for horizon in Horizon},
         stages=stages,
         compositions=tuple(composed),

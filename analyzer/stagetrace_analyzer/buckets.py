@@ -45,7 +45,7 @@ class Histogram:
     """
 
     _keys: list[NDArray[np.int64]] = field(default_factory=list)
-    _counts: list[NDArray[np.int64]] = field(default_factory=list)
+    _counts: list[NDArray[np.float64]] = field(default_factory=list)
     _sums: list[NDArray[np.float64]] = field(default_factory=list)
 
     def add(self, times_ns: NDArray[np.float64]) -> None:
@@ -55,11 +55,10 @@ class Histogram:
         found = times_ns[rows, column]
         keys = column * BUCKETS + bucket(found)
         counts = np.bincount(keys, minlength=columns * BUCKETS)
-        sums = np.bincount(keys, weights=found, minlength=columns * BUCKETS)
         used = np.flatnonzero(counts)
         self._keys.append(used)
-        self._counts.append(counts[used])
-        self._sums.append(sums[used])
+        self._counts.append(counts[used].astype(np.float64))
+        self._sums.append(_sums(keys, found, len(counts))[used])
 
     def quantile_ns(self, column: int, q: Fraction, requests: int) -> int:
         """Return the time of rank ceil(q * requests) in a column; requests that were not added count as 0."""
@@ -68,9 +67,9 @@ class Histogram:
         if rank <= 0:
             return 0
         place = int(np.searchsorted(np.cumsum(counts), rank))
-        return round(sums[place] / counts[place])
+        return round(float(sums[place] / counts[place]))
 
-    def _column(self, column: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _column(self, column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Counts and sums of the buckets in use, the shortest times first."""
         self._merge()
         keys = self._keys[0]
@@ -82,8 +81,11 @@ class Histogram:
             return
         keys = np.concatenate([np.empty(0, np.int64), *self._keys])
         distinct, place = np.unique(keys, return_inverse=True)
-        counts = np.bincount(
-            place, weights=np.concatenate([np.empty(0), *self._counts]), minlength=len(distinct)
-        )
-        sums = np.bincount(place, weights=np.concatenate([np.empty(0), *self._sums]), minlength=len(distinct))
-        self._keys, self._counts, self._sums = [distinct], [counts.astype(np.int64)], [sums]
+        counts = _sums(place, np.concatenate([np.empty(0), *self._counts]), len(distinct))
+        sums = _sums(place, np.concatenate([np.empty(0), *self._sums]), len(distinct))
+        self._keys, self._counts, self._sums = [distinct], [counts], [sums]
+
+
+def _sums(places: NDArray[np.int64], values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Sum values by place."""
+    return np.bincount(places, weights=values, minlength=size).astype(np.float64, copy=False)

@@ -23,13 +23,16 @@ from stagetrace_analyzer.results import (
     Composition,
     Dominant,
     PlainAnswer,
+    Quantiles,
     Question,
     Region,
     Share,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from stagetrace_analyzer.population import Places
     from stagetrace_analyzer.resampling import Resampled
@@ -42,6 +45,9 @@ MATERIAL_NS: Final = 1_000_000
 
 MIN_REQUESTS: Final = 200
 """Fewer requests in a region name no stage."""
+
+MIN_WORTH: Final = 50
+"""Nor do requests in a region that are worth fewer independent ones: a tail of a few long queues."""
 
 _QUESTIONS: Final[Mapping[Question, tuple[Horizon, tuple[Stage, ...], float]]] = {
     Question.DOWNLOAD: (Horizon.TTFT, (Stage.RETRIEVAL,), MATERIAL_SHARE),
@@ -64,13 +70,30 @@ def stage_order(stage: str) -> tuple[int, str]:
 
 
 def compositions(
-    horizon: Horizon, regions: Mapping[Region, Resampled], places: Places
+    horizon: Horizon, regions: Mapping[Region, Resampled], places: Places, latency: Quantiles
 ) -> tuple[Composition, ...]:
-    """Return the composition of a horizon in each region."""
-    return tuple(_composition(horizon, region, sums, places) for region, sums in regions.items())
+    """Return the composition of a horizon in each region.
+
+    Args:
+        horizon: Which.
+        regions: Sums over the requests of each region.
+        places: Columns of the sums.
+        latency: Quantiles of the horizon, with the effective number of requests at each.
+    """
+    found = []
+    for region, sums in regions.items():
+        lower, upper = BOUNDS[region]
+        n_eff = (latency.p95 if region is Region.TAIL else latency.p50).n_eff
+        worth = None if n_eff is None else n_eff * float(upper - lower)
+        found.append(_composition(horizon, region, sums, places, worth))
+    return tuple(found)
 
 
-def _composition(horizon: Horizon, region: Region, sums: Resampled, places: Places) -> Composition:
+def _composition(
+    horizon: Horizon, region: Region, sums: Resampled, places: Places, worth: float | None
+) -> Composition:
+    missing = _missing(region, sums, worth)
+    blocks = sums.blocks if worth is None or worth >= MIN_WORTH else 0
     requests = float(sums.requests[0])
     resampled = {
         stage: sums.shares(places.of(stage)) for stage in sorted(set(places.stages), key=stage_order)
@@ -83,25 +106,25 @@ def _composition(horizon: Horizon, region: Region, sums: Resampled, places: Plac
         requests=requests,
         blocks=sums.blocks,
         mean_ns=float(sums.horizon_ns[0]) / requests if requests else None,
-        shares={stage: share(shares, sums.blocks) for stage, shares in met.items()},
-        dominant_wait=_dominant({stage: met[stage] for stage in waits}, region, sums, places),
-        dominant_stage=_dominant(met, region, sums, places),
+        shares={stage: share(shares, blocks) for stage, shares in met.items()},
+        dominant_wait=_dominant({stage: met[stage] for stage in waits}, sums, places, missing),
+        dominant_stage=_dominant(met, sums, places, missing),
     )
 
 
 def _dominant(
-    shares: Mapping[str, Sequence[float]], region: Region, sums: Resampled, places: Places
+    shares: Mapping[str, NDArray[np.float64]], sums: Resampled, places: Places, missing: str | None
 ) -> Dominant:
     """Name the stage with the largest share, or the smallest set that surely holds it.
 
     Args:
         shares: By stage, its share in every draw; only stages that took time.
-        region: Region of the requests.
-        sums: Sums over them.
+        sums: Sums over the requests.
         places: Columns of the sums.
+        missing: Why nothing can be named, None if something can.
     """
     seen = max(shares, key=lambda stage: shares[stage][0], default=None)
-    if missing := _missing(region, sums):
+    if missing is not None:
         return Dominant(reason=missing, seen=seen)
     if seen is None or not _material(shares[seen][0], sums):
         return Dominant(reason=NOT_MATERIAL, seen=seen)
@@ -111,12 +134,17 @@ def _dominant(
     return Dominant(stages, together, reasons or None, seen=seen)
 
 
-def _missing(region: Region, sums: Resampled) -> str | None:
+def _missing(region: Region, sums: Resampled, worth: float | None) -> str | None:
     """Why nothing can be named, and what it would take."""
-    if sums.requests[0] < MIN_REQUESTS or sums.blocks < MIN_BLOCKS:
-        lower, upper = BOUNDS[region]
+    requests = float(sums.requests[0])
+    lower, upper = BOUNDS[region]
+    if requests < MIN_REQUESTS or sums.blocks < MIN_BLOCKS:
         needed = math.ceil(MIN_REQUESTS / (upper - lower))
         return f"not estimable: needs at least {needed:,} {Outcome.OK} requests of the class"
+    if worth is not None and worth < MIN_WORTH:
+        needed = math.ceil(requests / float(upper - lower) * MIN_WORTH / max(worth, 1.0))
+        are = f"these {requests:,.0f} requests are worth {worth:,.0f} independent ones"
+        return f"not estimable: {are}; needs about {needed:,} of the class"
     return None
 
 
@@ -125,7 +153,7 @@ def _material(value: float, sums: Resampled, least: float = MATERIAL_SHARE) -> b
     return value >= least and mean_ns >= MATERIAL_NS
 
 
-def _surely_largest(shares: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+def _surely_largest(shares: Mapping[str, NDArray[np.float64]]) -> tuple[str, ...]:
     stages = list(shares)
     draws = np.array([shares[stage][1:] for stage in stages])
     often = np.bincount(np.argmax(draws, axis=0), minlength=len(stages)) / draws.shape[1]
@@ -152,9 +180,7 @@ def plain_answers(sums: Mapping[Horizon, Resampled], places: Places) -> tuple[Pl
     return tuple(_plain_answer(question, sums, places) for question in Question)
 
 
-def _plain_answer(
-    question: Question, by_horizon: Mapping[Horizon, Resampled], places: Places
-) -> PlainAnswer:
+def _plain_answer(question: Question, by_horizon: Mapping[Horizon, Resampled], places: Places) -> PlainAnswer:
     horizon, stages, least = _QUESTIONS[question]
     sums = by_horizon[horizon]
     names = tuple(stage.value for stage in stages)
@@ -163,12 +189,12 @@ def _plain_answer(
         return PlainAnswer(question, Answer.CANNOT_TELL, horizon, names, None, None, reason)
     found = share(sums.shares(places.of(*names)), sums.blocks)
     mean_ns = found.value * float(sums.horizon_ns[0] / sums.requests[0])
-    reason = _undecided(found, least, sums)
+    undecided = _undecided(found, least, sums)
     answer = Answer.CANNOT_TELL
-    if reason is None:
+    if undecided is None:
         above = found.low is not None and found.low >= least and mean_ns >= MATERIAL_NS
         answer = Answer.YES if above else Answer.NO
-    return PlainAnswer(question, answer, horizon, names, found, mean_ns, reason)
+    return PlainAnswer(question, answer, horizon, names, found, mean_ns, undecided)
 
 
 def _undecided(found: Share, least: float, sums: Resampled) -> str | None:

@@ -80,4 +80,4 @@ def _area(times_ns: NDArray[np.float64], edges_ns: NDArray[np.float64]) -> NDArr
     """Sum over the times before an edge of how long before it they are."""
     sums = np.concatenate([[0.0], np.cumsum(times_ns)])
     before = np.searchsorted(times_ns, edges_ns)
-    return before * edges_ns - sums[before]
+    return np.asarray(before * edges_ns - sums[before])

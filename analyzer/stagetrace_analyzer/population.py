@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -170,24 +171,37 @@ def read_pieces(
 ) -> Iterator[Piece]:
     """Read the time of every request in every place, `PIECE` requests after the other."""
     query = sql("intervals")
-    for first, stop in _spans(population.dataset):
-        numbers = population.request[first:stop]
+
+    def read(span: tuple[int, int]) -> dict[str, NDArray[Any]]:
+        first, stop = span
         parameters = {
             "dataset": int(population.dataset[first]),
-            "first": int(numbers[0]),
-            "last": int(numbers[-1]),
+            "first": int(population.request[first]),
+            "last": int(population.request[stop - 1]),
         }
-        found = connection.execute(query, parameters).fetchnumpy()
-        row = np.searchsorted(numbers, found["request"])
-        wanted = numbers[np.minimum(row, len(numbers) - 1)] == found["request"]
-        cell = (found["horizon"].astype(np.int64) * len(numbers) + row) * len(places.stages) + found["place"]
-        shape = (_HORIZONS, len(numbers), len(places.stages))
-        spent = np.bincount(
-            cell[wanted], weights=found["duration_ns"][wanted], minlength=int(np.prod(shape))
-        ).reshape(shape)
-        both = spent[0]
-        spent_ns = {horizon: both + own for horizon, own in zip(Horizon, spent[1:], strict=True)}
-        yield Piece(slice(first, stop), spent_ns)
+        return connection.execute(query, parameters).fetchnumpy()
+
+    spans = list(_spans(population.dataset))
+    # The next piece is read while this one is being counted.
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming = [reader.submit(read, span) for span in spans[:1]]
+        for place, (first, stop) in enumerate(spans):
+            found = coming.pop().result()
+            coming += [reader.submit(read, span) for span in spans[place + 1 : place + 2]]
+            yield _piece(slice(first, stop), population.request[first:stop], places, found)
+
+
+def _piece(rows: slice, numbers: NDArray[np.int64], places: Places, found: dict[str, NDArray[Any]]) -> Piece:
+    row = np.searchsorted(numbers, found["request"])
+    wanted = numbers[np.minimum(row, len(numbers) - 1)] == found["request"]
+    cell = (found["horizon"].astype(np.int64) * len(numbers) + row) * len(places.stages) + found["place"]
+    weights = found["duration_ns"]
+    if not wanted.all():
+        cell, weights = cell[wanted], weights[wanted]
+    shape = (_HORIZONS, len(numbers), len(places.stages))
+    spent = np.bincount(cell, weights=weights, minlength=int(np.prod(shape))).astype(np.float64, copy=False)
+    both, *own = spent.reshape(shape)
+    return Piece(rows, {horizon: both + more for horizon, more in zip(Horizon, own, strict=True)})
 
 
 def _spans(dataset: NDArray[np.int16]) -> Iterator[tuple[int, int]]:

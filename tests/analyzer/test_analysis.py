@@ -293,9 +293,12 @@ def test_waits_that_are_equally_large_are_named_together(rows, tmp_path: Path) -
 def test_the_tail_can_wait_elsewhere_than_the_rest(rows, tmp_path: Path) -> None:
     """One request in ten waits long for the engine, all wait a little for preprocessing: both are found."""
     generator = np.random.default_rng(4)
-    for number in range(4000):
-        slow = [("both", "prefill.wait", 500.0 + number / 100, "step")] if generator.random() < 0.1 else []
-        rows.request(("both", "preprocess.wait", 10.0), ("both", "prefill", generator.uniform(10, 20)), *slow)
+    for _ in range(4000):
+        slow = generator.random() < 0.1
+        waits = [("both", "prefill.wait", generator.uniform(500, 600), "step")] if slow else []
+        rows.request(
+            ("both", "preprocess.wait", 10.0), ("both", "prefill", generator.uniform(10, 20)), *waits
+        )
     (report,) = analyzed(rows, tmp_path).classes
     typical, tail = (report.composition(Horizon.TTFT, region) for region in (Region.TYPICAL, Region.TAIL))
     assert (typical.requests, tail.requests) == (pytest.approx(800), pytest.approx(200))
@@ -303,6 +306,23 @@ def test_the_tail_can_wait_elsewhere_than_the_rest(rows, tmp_path: Path) -> None
     assert tail.dominant_wait.stages == ("prefill.wait",)
     assert tail.dominant_wait.reasons == {"prefill.wait": {"step": 1.0}}
     assert tail.mean_ns > 500 * MS > 100 * MS > typical.mean_ns
+
+
+def test_a_tail_of_one_long_queue_names_nothing(rows, tmp_path: Path) -> None:
+    """Its 300 requests stood in the same queue: they are worth few, so shares have no interval and no name."""
+    generator = np.random.default_rng(6)
+    for number in range(6000):
+        queue_ms = 900.0 - abs(number - 3000) if 2850 < number < 3150 else 0.0
+        rows.request(
+            ("both", "prefill.wait", queue_ms, "step"), ("both", "prefill", generator.uniform(10, 20))
+        )
+    (report,) = analyzed(rows, tmp_path).classes
+    tail = report.composition(Horizon.TTFT, Region.TAIL)
+    assert tail.requests == pytest.approx(300)
+    assert (tail.dominant_wait.stages, tail.dominant_wait.seen) == ((), "prefill.wait")
+    assert tail.dominant_wait.reason.startswith("not estimable: these 300 requests are worth ")
+    assert {share.low for share in tail.shares.values()} == {None}
+    assert report.composition(Horizon.TTFT, Region.TYPICAL).dominant_wait.reason == NOT_MATERIAL
 
 
 def test_reasons_are_those_of_the_same_requests_and_horizon(rows, tmp_path: Path) -> None:
