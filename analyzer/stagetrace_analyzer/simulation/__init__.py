@@ -1,0 +1,1 @@
+"""Simulated truth: queues whose right answers are known, and datasets made of them."""
