@@ -20,13 +20,14 @@ dashboard: $(DEV)  ## look at the recorded run in a browser
 	$(BIN)/stagetrace dashboard $(RECORDED)
 
 test: $(VLLM) $(CHROMIUM)  ## all tests, with a real vLLM server and a real browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not live"
+	$(BIN)/python -m pytest -m live
 
 check: $(DEV)  ## format, lint, types, docs and the fast tests
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not live"
+	$(BIN)/python -m pytest -q -n 2 -m "not live"
 
 bench: $(VLLM)  ## cost of recording, of a traced request, of reading, exporting and analyzing
 	$(BIN)/python tests/benchmarks/recording.py

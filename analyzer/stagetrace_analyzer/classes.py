@@ -226,7 +226,9 @@ def load_rules(path: Path | None = None) -> ClassRules:
             hint="--classes takes a TOML file of class rules",
         ) from error
     if len(read) > LARGEST_FILE:
-        raise UsageError(f"{path} is over {LARGEST_FILE:,} bytes", hint="--classes takes a TOML file of rules")
+        raise UsageError(
+            f"{path} is over {LARGEST_FILE:,} bytes", hint="--classes takes a TOML file of rules"
+        )
     return parse_rules(text, source=str(path))
 
 

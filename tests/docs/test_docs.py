@@ -79,7 +79,7 @@ def test_commands_of_the_readme_run(demo, command, monkeypatch, capsys):
 
 def test_there_are_commands_to_run():
     """The README shows how to analyze."""
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 5
 
 
 def test_make_targets_of_the_readme_exist():

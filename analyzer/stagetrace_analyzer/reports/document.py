@@ -175,12 +175,15 @@ def _answer(report: ClassReport) -> str:
 
 
 def _advice(reports: Sequence[ClassReport]) -> tuple[Advice, ...]:
-    """Collect remedies, each once."""
+    """Collect remedies, each once: what comes first for some class comes first."""
     found: dict[Remedy, list[str]] = {}
+    ranks: dict[Remedy, int] = {}
     for report in reports:
-        for remedy in report.remedies:
+        for rank, remedy in enumerate(report.remedies):
             found.setdefault(remedy, []).append(words.title(report))
-    return tuple(Advice(remedy, tuple(titles)) for remedy, titles in found.items())
+            ranks[remedy] = min(rank, ranks.get(remedy, rank))
+    in_order = sorted(found, key=lambda remedy: ranks[remedy])
+    return tuple(Advice(remedy, tuple(found[remedy])) for remedy in in_order)
 
 
 def _section(report: ClassReport) -> ClassSection:

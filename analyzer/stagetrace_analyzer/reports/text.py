@@ -28,6 +28,7 @@ FILE_WIDTH: Final = 80
 
 _LABEL_WIDTH: Final = 32
 _NAME_WIDTH: Final = 22
+_ADVICE_TOLD: Final = 6
 
 
 def write_text(analysis: Analysis, file: TextIO) -> None:
@@ -71,10 +72,10 @@ def _report(document: Document) -> Iterator[RenderableType]:
 
 
 def _advice(advice: Sequence[Advice]) -> Iterator[RenderableType]:
-    """Tell remedies by the classes that they are for; their sources are in the other formats."""
+    """Tell the first remedies by the classes that they are for; other formats have all, and their sources."""
     yield _text("Cheaper things to try first", "bold")
     by_classes: dict[tuple[str, ...], list[Remedy]] = {}
-    for found in advice:
+    for found in advice[:_ADVICE_TOLD]:
         by_classes.setdefault(found.classes, []).append(found.remedy)
     for classes, remedies in by_classes.items():
         yield _text(f"for {', '.join(classes)}:")
@@ -82,6 +83,8 @@ def _advice(advice: Sequence[Advice]) -> Iterator[RenderableType]:
             option = "" if remedy.option is None else f" [{remedy.option}]"
             yield _hanging(f"- {remedy.advice}{option}")
             yield Padding(_text(f"Worked if: {remedy.check}", "dim"), (0, 0, 0, 2))
+    if more := len(advice[_ADVICE_TOLD:]):
+        yield _text(f"and {more} more, each with its source: --format md, json or html", "dim")
 
 
 def _hanging(text: str) -> RenderableType:

@@ -68,7 +68,7 @@ def connection(random_rows, tmp_path_factory):
         | {"duration_ns": length, "recompute": False, "role": "api"}
         for number in range(0, 60, 2)
         for stage, kind, length in (
-            ("prefill.wait", "wait", number % 7),
+            ("prefill.wait", "wait", number % 7 * 2),
             ("preprocess.wait", "wait", 3),
             ("prefill", "work", 9),
         )
@@ -120,7 +120,7 @@ def test_order_is_that_of_sorting(connection, random_rows, sort, descending):
         (RequestFilter(id="t-8"), lambda row: row["trace_id"] == "t-8"),
         (
             RequestFilter(longest_wait="prefill.wait"),
-            lambda row: row["request"] % 2 == 0 and row["request"] % 7 > 3,
+            lambda row: row["request"] % 2 == 0 and row["request"] % 7 > 1,
         ),
         (RequestFilter(phase="' OR 1=1 --"), lambda _row: False),
     ],
@@ -142,7 +142,7 @@ def test_waits_are_summed(connection):
     """The time waited is that in all waits before the first token; unknown where no stage is known."""
     rows = requests.listed_rows(connection, range(60))
     waited = {row.request: row.waited_ns for row in rows}
-    assert waited == {n: n % 7 + 3 if n % 2 == 0 else None for n in range(60)}
+    assert waited == {n: n % 7 * 2 + 3 if n % 2 == 0 else None for n in range(60)}
 
 
 def test_choices_count_every_request(connection, random_rows):
