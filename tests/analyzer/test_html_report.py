@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import shutil
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import analyses
 import pytest
 from analyses import HOSTILE, everything, poor, report
+from browsers import chromium
 
 from stagetrace_analyzer.reports.html import render_html
 
@@ -67,14 +67,8 @@ def test_no_handler_is_in_the_markup() -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs a Chromium")
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +98,7 @@ def page(browser, tmp_path_factory) -> Iterator:
     context.close()
 
 
+@pytest.mark.browser
 def test_every_figure_is_drawn(page) -> None:
     """All figures are drawn without a word on the console or a request, and none is wider than the page."""
     assert page.locator(".plot .main-svg").count() >= page.locator(".plot").count() == 4 + 2 + 1 + 2 * 3
@@ -111,6 +106,7 @@ def test_every_figure_is_drawn(page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
 
 
+@pytest.mark.browser
 def test_names_in_figures_are_text(page) -> None:
     """A hostile name is on an axis and under the pointer as it is, and runs and links nothing."""
     label = f"[{SCRIPT}] {HOSTILE}"[:39] + "\N{HORIZONTAL ELLIPSIS}"
@@ -125,6 +121,7 @@ def test_names_in_figures_are_text(page) -> None:
     assert page.title() == "Where requests wait"
 
 
+@pytest.mark.browser
 def test_texts_do_not_lie_over_each_other(page) -> None:
     """In no figure does a label cover another one, or leave the figure."""
     overlaps = page.evaluate("""() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
@@ -148,6 +145,7 @@ def colours(page) -> tuple[str, str]:
     return ground, page.evaluate("getComputedStyle(document.querySelector('.plot text')).fill")
 
 
+@pytest.mark.browser
 def test_the_theme_follows_the_reader(page) -> None:
     """Page and figures change with the reader's theme while it is open."""
     themes = {
@@ -168,6 +166,7 @@ def test_the_theme_follows_the_reader(page) -> None:
 WIDTHS = "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelector('.main-svg').clientWidth)"
 
 
+@pytest.mark.browser
 def test_on_paper_everything_is_there(page) -> None:
     """Before printing all parts are opened, and all figures made as wide as paper, in the light theme."""
     before = page.evaluate(WIDTHS)

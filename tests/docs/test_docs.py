@@ -186,7 +186,7 @@ def test_settings_in_the_documentation_exist():
     """Every environment variable of ours that a page names is one that the code reads."""
     sources = "".join(
         path.read_text(encoding="utf-8")
-        for folder in ("stagetrace", "instrumentation", "analyzer", "exporter")
+        for folder in ("stagetrace", "instrumentation", "analyzer", "exporter", "dashboards")
         for path in (ROOT / folder).rglob("*.py")
     )
     named = {name for page in PAGES for name in re.findall(r"STAGETRACE_[A-Z_]+", read(page))}

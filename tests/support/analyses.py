@@ -47,7 +47,7 @@ def latency(median_ms: float, requests: int = 4000, failed: int = 0) -> Latency:
     reached = requests - failed
     p = [k / 200 for k in range(1, 201) if k / 200 <= reached / requests]
     ms = [median_ms * math.exp(1.2 * (share - 0.5)) for share in p]
-    lost = f"not reached ({100 * failed / requests:.1f} % failed)"
+    lost = f"not reached ({100 * failed / requests:.1f} % never got there)"
     quantiles = Quantiles(
         requests,
         reached,

@@ -1,0 +1,70 @@
+-- Makes the table listed: what a list of requests shows, sorts and filters by.
+--
+-- The CASE that the class rules compile to is put in the place in braces; it uses
+-- columns of facts.
+--
+-- Parameters: those of the CASE
+-- Columns:
+--   row               number in the order of receipt, from 0
+--   dataset, request  the request
+--   request_id, external_id, trace_id, instance, model, phase, label, arm
+--   traffic_class     class by the rules
+--   received_unix_ns  ns since the epoch
+--   ttft_ns, completion_ns  ns, null if not reached
+--   ended_ns          ns from receipt to the end, however it ended; null if unknown
+--   waited_ns         ns in stages of kind wait on the ttft horizon; null if no stage is known
+--   longest_wait      the one of them in which it was longest, null if in none
+--   outcome, error_code, ended_stage
+--   media_items, pixels, prompt_tokens, output_tokens, max_tokens  counts, null if unknown
+CREATE OR REPLACE TABLE listed AS
+WITH facts AS (
+    SELECT
+        *,
+        CASE WHEN media_items > 0 THEN 'image' WHEN media_items = 0 THEN 'text' END AS modality
+    FROM requests
+),
+by_stage AS (
+    SELECT dataset, request, stage, kind = 'wait' AS is_wait, sum(duration_ns)::BIGINT AS spent_ns
+    FROM stages
+    WHERE horizon IN ('both', 'ttft')
+    GROUP BY dataset, request, stage, is_wait
+),
+waited AS (
+    SELECT
+        dataset,
+        request,
+        coalesce(sum(spent_ns) FILTER (WHERE is_wait), 0)::BIGINT AS waited_ns,
+        arg_max(stage, spent_ns) FILTER (WHERE is_wait AND spent_ns > 0) AS longest_wait
+    FROM by_stage
+    GROUP BY dataset, request
+)
+SELECT
+    row_number() OVER (ORDER BY received_unix_ns, facts.dataset, facts.request) - 1 AS row,
+    facts.dataset,
+    facts.request,
+    request_id,
+    external_id,
+    trace_id,
+    instance,
+    model,
+    phase,
+    label,
+    arm,
+    {traffic_class} AS traffic_class,
+    received_unix_ns,
+    ttft_ns,
+    completion_ns,
+    ended_ns,
+    waited_ns,
+    longest_wait,
+    outcome,
+    error_code,
+    ended_stage,
+    media_items,
+    pixels,
+    prompt_tokens,
+    output_tokens,
+    max_tokens
+FROM facts
+LEFT JOIN waited ON facts.dataset = waited.dataset AND facts.request = waited.request
+ORDER BY row

@@ -1,0 +1,1 @@
+"""Figures that only the dashboard has: pure functions of rows."""

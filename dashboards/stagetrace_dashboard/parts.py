@@ -1,0 +1,161 @@
+"""Parts that pages are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import dash_mantine_components as dmc
+import plotly.graph_objects as go
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from stagetrace_analyzer.figures.palette import GROUNDS, Theme
+from stagetrace_analyzer.reports.document import Table as Figures
+from stagetrace_dashboard.theme import GRAPH_CONFIG
+
+Content: TypeAlias = Component | str | Sequence[Any]
+
+
+def spoken(label: str) -> dict[str, Any]:
+    """Return the properties that give a component a name for those who hear the page read."""
+    return {"aria-label": label}
+
+
+def card(
+    title: str, *children: Content, actions: Sequence[Component] = (), note: str | None = None
+) -> Component:
+    """Return a card with a heading, and links or buttons beside it."""
+    heading = dmc.Group(
+        [dmc.Title(title, order=2, size="h5"), dmc.Group(list(actions), gap="xs")],
+        justify="space-between",
+        mb="xs",
+    )
+    said = [] if note is None else [dmc.Text(note, size="sm", c="dimmed", mb="xs")]
+    return html.Section(dmc.Paper([heading, *said, *children], p="md", withBorder=True))
+
+
+def graph(name: str, figure: go.Figure, theme: Theme, *, brush: bool = False) -> Component:
+    """Return a figure.
+
+    Args:
+        name: Its name, once on a page; pictures are named after it.
+        figure: What it shows; it is given the ground that its picture needs.
+        theme: Of the page.
+        brush: Whether its horizontal axis is the time that a page can be limited to.
+    """
+    figure.update_layout(paper_bgcolor=GROUNDS[theme].surface)
+    return dcc.Graph(
+        id={"graph": name, "brush": brush}, figure=figure, config=GRAPH_CONFIG, style={"width": "100%"}
+    )
+
+
+def picture_buttons(name: str, *, brush: bool = False) -> list[Component]:
+    """Return the buttons that save a figure as a picture."""
+    return [
+        dmc.Button(
+            text.upper(),
+            id={"picture": name, "brush": brush, "format": text},
+            size="compact-xs",
+            variant="default",
+            **spoken(f"save as {text.upper()}"),
+        )
+        for text in ("png", "svg")
+    ]
+
+
+def download(text: str, href: str) -> Component:
+    """Return a link to a file."""
+    return html.A(
+        dmc.Button(text, size="compact-xs", variant="default", tabIndex=-1),
+        href=href,
+        download="",
+        **spoken(f"download {text}"),
+    )
+
+
+def link(text: Content, href: str) -> Component:
+    """Return a link to another view, which opens without loading the page anew."""
+    return dcc.Link(
+        text, href=href, className="mantine-Anchor-root", style={"color": "var(--mantine-color-anchor)"}
+    )
+
+
+def facts(pairs: Iterable[tuple[str, Content]]) -> Component:
+    """Return names with values, a line each."""
+    rows = [
+        dmc.TableTr([dmc.TableTh(name, w=150, fw=500, c="dimmed"), dmc.TableTd(value, className="st-wrap")])
+        for name, value in pairs
+    ]
+    return dmc.Table([dmc.TableTbody(rows)], verticalSpacing=3, fz="sm", withRowBorders=False, layout="fixed")
+
+
+def table(
+    columns: Mapping[str, bool], rows: Iterable[Sequence[Content]], *, caption: str | None = None
+) -> Component:
+    """Return a table.
+
+    Args:
+        columns: Whether a column has figures, which stand at its right, by its title.
+        rows: Cells in the order of the columns.
+        caption: What the table shows, for those who hear it read.
+    """
+    figures = list(columns.values())
+    head = dmc.TableThead(
+        dmc.TableTr([dmc.TableTh(title, ta="right" if right else "left") for title, right in columns.items()])
+    )
+    body = dmc.TableTbody(
+        [
+            dmc.TableTr(
+                [
+                    dmc.TableTd(cell, className="st-figure" if right else "st-wrap")
+                    for cell, right in zip(cells, figures, strict=True)
+                ]
+            )
+            for cells in rows
+        ]
+    )
+    said = [] if caption is None else [dmc.TableCaption(caption)]
+    return dmc.TableScrollContainer(
+        dmc.Table([*said, head, body], verticalSpacing=4, fz="sm", captionSide="top"),
+        minWidth=320,
+        type="native",
+    )
+
+
+def figure_table(found: Figures, *, with_remarks: bool = True) -> Component:
+    """Return a table of a report; waits are marked with a star."""
+    columns = {found.title + (" (* wait)" if found.has_waits else ""): False}
+    # Two columns may have one title; a zero-width space makes them two keys.
+    for place, column in enumerate(found.columns):
+        columns[column + "\u200b" * place] = column not in found.worded
+    rows = [[f"{row.name} *" if row.wait else row.name, *row.cells] for row in found.rows]
+    remarks = found.remarks if with_remarks else ()
+    return html.Div(
+        [
+            table(columns, rows),
+            *(dmc.Text(remark, size="xs", c="dimmed", className="st-wrap") for remark in remarks),
+        ]
+    )
+
+
+def nothing(title: str, why: str, command: str | None = None) -> Component:
+    """Return what stands where there is nothing to show: why, and the command that would bring it."""
+    said: list[Component] = [dmc.Text(why)]
+    if command is not None:
+        said.append(dmc.Code(command, block=True))
+    alert = dmc.Alert(dmc.Stack(said, gap="xs"), title=title, color="gray", variant="light")
+    return html.Div(alert, role="status")
+
+
+def problem(message: str, hint: str | None) -> Component:
+    """Return what stands where something went wrong."""
+    said = [dmc.Text(message, className="st-wrap")]
+    if hint is not None:
+        said.append(dmc.Text(hint, size="sm", c="dimmed", className="st-wrap"))
+    return html.Div(dmc.Alert(said, title="This cannot be shown", color="red", variant="light"), role="alert")
+
+
+def stack(*children: Component) -> Component:
+    """Return parts one below the other."""
+    return dmc.Stack(list(children), gap="md")

@@ -1,0 +1,250 @@
+"""The dashboard of the recorded run in a real browser: every page, without an error and without a network.
+
+Screenshots of every page are left in ``tests/dashboard/screenshots``.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from browsers import chromium
+
+from stagetrace_dashboard.app import create_app
+from stagetrace_dashboard.pages import PAGES
+from stagetrace_dashboard.security import Door
+from stagetrace_dashboard.serving import listen
+
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+SCREENSHOTS = Path(__file__).parent / "screenshots"
+PATIENCE_MS = 60_000
+SHOWN = "#page section, #page [role=alert], #page [role=status]"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium."""
+    with chromium() as running:
+        # One context, so that scripts are loaded once.
+        yield running.new_context()
+
+
+@contextmanager
+def served(source):
+    """The address of a dashboard that is served."""
+    server = listen(create_app(source, Door()).server, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def address(recorded):
+    """Where the dashboard of the recorded run is."""
+    with served(recorded) as found:
+        yield found
+
+
+@contextmanager
+def opened_page(browser, address, path, *, width=1280, height=900, scheme="light"):
+    """A page that must not complain, and must ask nobody else."""
+    complaints = []
+    page = browser.new_page()
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=scheme)
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+    page.on(
+        "request",
+        lambda request: (
+            complaints.append(request.url)
+            if not request.url.startswith((address, "data:", "blob:"))
+            else None
+        ),
+    )
+    page.goto(address + path)
+    page.wait_for_selector(SHOWN)
+    yield page
+    page.evaluate("localStorage.clear()")
+    page.close()
+    assert complaints == []
+
+
+def until(page, condition):
+    """Wait until a condition holds; not in the page, whose policy lets nobody evaluate texts there."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(f"() => Boolean({condition})"):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
+
+
+def until_address(page, pattern):
+    """Wait until the address is as it should be."""
+    page.wait_for_url(re.compile(pattern))
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(1280, 800, "light"), (1280, 800, "dark"), (3840, 2160, "light")]
+)
+def test_every_page_by_the_menu(browser, address, width, height, scheme):
+    """Each page opens from the menu, fits into the width, and nothing complains; light, dark, small and large."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    with opened_page(browser, address, "/", width=width, height=height, scheme=scheme) as page:
+        for found in PAGES.values():
+            page.get_by_role("link", name=found.title, exact=True).first.click()
+            page.get_by_role("heading", name=found.title, exact=True, level=1).wait_for()
+            page.wait_for_selector(SHOWN)
+            page.wait_for_load_state("networkidle")
+            for graph in page.locator(".js-plotly-plot").all():
+                graph.locator(".main-svg").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), found.name
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert ground == ("rgb(20, 21, 23)" if scheme == "dark" else "rgb(246, 247, 248)")
+            page.screenshot(path=SCREENSHOTS / f"{found.name}-{width}-{scheme}.png", full_page=True)
+
+
+def test_a_row_shows_its_request(browser, address):
+    """A row opens its waterfall, a second one stands beside it, and the address shows both again."""
+    with opened_page(browser, address, "/requests") as page:
+        page.locator(".ag-row[row-index='3']").click()
+        page.locator("#request-details .js-plotly-plot .main-svg").first.wait_for()
+        until_address(page, r"requests=0-\d+$")
+        page.locator(".ag-row[row-index='5']").click(modifiers=["Control"])
+        until_address(page, r"requests=0-\d+%2C0-\d+$")
+        until(page, "document.querySelectorAll('#request-details .js-plotly-plot').length == 2")
+        titles = page.locator("#request-details h2").all_inner_texts()
+        page.screenshot(path=SCREENSHOTS / "two-requests-1280-light.png", full_page=True)
+        page.reload()
+        until(page, "document.querySelectorAll('#request-details .js-plotly-plot').length == 2")
+        assert page.locator("#request-details h2").all_inner_texts() == titles
+
+
+def test_sorting_is_in_the_address(browser, address):
+    """A click on a heading sorts by it, downwards first; going back to the address sorts the same."""
+    with opened_page(browser, address, "/requests") as page:
+        page.get_by_role("columnheader", name="TTFT, ms").click()
+        until_address(page, "sort=ttft_ns&descending=1")
+        page.wait_for_load_state("networkidle")
+        first = page.locator(".ag-row[row-index='0'] [col-id='ttft_ns']").inner_text()
+        page.reload()
+        page.locator(".ag-row[row-index='0'] [col-id='ttft_ns']", has_text=first).wait_for()
+
+
+def test_scrolling_brings_further_rows(browser, address, data):
+    """The list is virtual: its last row comes when it is scrolled to."""
+    with opened_page(browser, address, "/requests") as page:
+        last = data.span.requests - 1
+        page.locator(".ag-row[row-index='0']").wait_for()
+        until(page, f"dash_ag_grid.getApi('requests-grid').getDisplayedRowCount() == {last + 1}")
+        page.evaluate(f"dash_ag_grid.getApi('requests-grid').ensureIndexVisible({last})")
+        page.locator(f".ag-row[row-index='{last}'] [col-id='received_unix_ns']", has_text=":").wait_for()
+
+
+def test_a_filter_is_in_the_address(browser, address):
+    """A choice above the page filters it, and goes along to other pages; going back takes it back."""
+    with opened_page(browser, address, "/requests") as page:
+        everything = page.locator("#page h2").first.inner_text()
+        page.get_by_label("class", exact=True).first.click()
+        page.get_by_role("option", name="image/short").click()
+        until_address(page, "class=image%2Fshort")
+        until(page, f"document.querySelector('#page h2').innerText != {everything!r}")
+        page.get_by_role("link", name="Overview", exact=True).click()
+        until_address(page, r"/\?class=image%2Fshort")
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
+        page.wait_for_selector("#page section")
+        assert not page.locator("h2", has_text="text/short").count()
+        page.go_back()
+        page.go_back()
+        until(page, f"document.querySelector('#page h2')?.innerText == {everything!r}")
+
+
+def test_a_time_is_dragged_over(browser, address):
+    """Dragging over the steps limits the page to that time, and one click shows all again."""
+    with opened_page(browser, address, "/engine", height=1200) as page:
+        plot = page.locator(".js-plotly-plot .nsewdrag").first
+        plot.wait_for()
+        page.wait_for_load_state("networkidle")
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] / 2, steps=5)
+        page.mouse.up()
+        until_address(page, r"since=\d+&until=\d+")
+        page.get_by_role("link", name="show all").first.click()
+        until_address(page, "/engine$")
+
+
+def test_a_bar_chooses_its_class(browser, address):
+    """A click on a bar of the overview shows its class alone."""
+    with opened_page(browser, address, "/", height=1700) as page:
+        page.locator(".js-plotly-plot .barlayer .point").last.wait_for()
+        page.wait_for_load_state("networkidle")
+        bars = [bar.bounding_box() for bar in page.locator(".js-plotly-plot .barlayer .point path").all()]
+        widest = max(bars, key=lambda bar: bar["width"])
+        page.mouse.click(widest["x"] + widest["width"] / 2, widest["y"] + widest["height"] / 2)
+        until_address(page, r"class=\w+%2F\w+")
+
+
+def test_light_and_dark(browser, address):
+    """The toggle changes the page and its figures, at the first click and back."""
+    with opened_page(browser, address, "/", scheme="dark") as page:
+        ground = "document.querySelector('.js-plotly-plot')?.layout.paper_bgcolor"
+        for expected in ("#1c1e21", "#ffffff", "#1c1e21"):
+            until(page, f"{ground} == '{expected}'")
+            page.get_by_role("button", name="light or dark").click()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_pictures_are_saved(browser, address, kind, tmp_path):
+    """A figure is saved as PNG and as SVG."""
+    with opened_page(browser, address, "/engine") as page:
+        page.locator(".js-plotly-plot .main-svg").first.wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"save as {kind.upper()}").click()
+        saved = tmp_path / "picture"
+        download.value.save_as(saved)
+        assert download.value.suggested_filename == f"steps.{kind}"
+        assert saved.read_bytes().startswith(b"\x89PNG" if kind == "png" else b"<svg")
+
+
+def test_by_keyboard(browser, address):
+    """Tab leads to a way past the menu, then to each page; Enter opens it."""
+    with opened_page(browser, address, "/") as page:
+        focused = "document.activeElement.innerText"
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == "to the page"
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            if page.evaluate(focused) == "Engine":
+                break
+        page.keyboard.press("Enter")
+        until_address(page, "/engine")
+
+
+@pytest.mark.parametrize("path", ["/overview", "/class", "/requests?requests=0-1", "/engine", "/quality"])
+def test_hostile_names_do_nothing(browser, hostile, path):
+    """Names that are HTML and scripts run nothing, and make no element."""
+    with served(hostile) as address, opened_page(browser, address, path) as page:
+        page.wait_for_load_state("networkidle")
+        assert not page.locator("img[src=x]").count()
+        assert not page.locator("a[href^=javascript]").count()
+
+
+def test_a_wrong_address_says_so(browser, address):
+    """A page that is not there, or a choice that cannot be, is told on the page."""
+    for path in ("/nothing", "/requests?since=yesterday"):
+        with opened_page(browser, address, path) as page:
+            assert "This cannot be shown" in page.locator("#page").inner_text()

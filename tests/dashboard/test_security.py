@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import pytest
+
+from stagetrace.errors import UsageError
+from stagetrace_dashboard.app import create_app
+from stagetrace_dashboard.security import Door, is_loopback
+
+TOKEN = "a-token-of-a-test"  # noqa: S105 - a secret of nobody
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens
+ROUTES = [
+    "/",
+    "/requests",
+    "/api/status",
+    "/api/overview",
+    "/api/requests/list.csv",
+    "/api/nothing",
+    "/_dash-layout",
+    "/_dash-dependencies",
+    "/_favicon.ico",
+    "/no/such/page",
+]
+
+
+@pytest.fixture(scope="module")
+def closed(recorded):
+    """The application behind a token, asked from elsewhere."""
+    server = create_app(recorded, Door(EVERYWHERE, TOKEN)).server
+    return server.test_client
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        (EVERYWHERE, False),
+        ("::", False),
+        ("192.168.1.5", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_what_only_this_machine_reaches(host, only_here):
+    """Loopback is what only this machine can reach; a name that may lead anywhere is not."""
+    assert is_loopback(host) is only_here
+
+
+@pytest.mark.parametrize(
+    ("host", "token"), [(EVERYWHERE, None), ("::", None), ("127.0.0.1", " "), ("::1", "\xe9")]
+)
+def test_no_door_without_a_lock(host, token):
+    """Elsewhere than on loopback, a token is wanted; and an empty or odd one is none."""
+    with pytest.raises(UsageError) as caught:
+        Door(host, token)
+    assert "openssl rand" in caught.value.hint
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_wants_the_token(closed, route):
+    """Without the token, or with another one, no route answers anything but that it wants it."""
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+        answer = closed().get(route, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert len(answer.data) < 100
+    assert closed().post("/_dash-update-component", json={}).status_code == 401
+    assert closed().get(f"{route}?token=wrong").status_code == 401
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_token_in_a_header_opens(closed, route):
+    """The right token as a bearer opens every route."""
+    answer = closed().get(route, headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code != 401
+
+
+def test_the_token_in_an_address_is_kept_once(closed):
+    """It sets a cookie that scripts and other sites cannot use, leaves the address, and then is not wanted."""
+    client = closed()
+    answer = client.get(f"/requests?class=text%2Fshort&token={TOKEN}")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/requests?class=text%2Fshort")
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert TOKEN not in cookie
+    assert client.get("/api/status").status_code == 200
+    assert closed().get("/api/status").status_code == 401
+
+
+def test_the_redirect_stays_here(closed):
+    """A path that browsers take for another host leads to a path of this one."""
+    environment = {"PATH_INFO": "//evil.example/x"}
+    answer = closed().get("/", query_string={"token": TOKEN}, environ_overrides=environment)
+    assert answer.headers["Location"] == "/evil.example/x"
+
+
+def test_who_comes_by_a_browser_can_type_the_token(closed):
+    """A page asks for it; what is in the address does not become part of the page."""
+    answer = closed().get('/x"><script>y</script>?a="><b>', headers={"Accept": "text/html"})
+    assert answer.status_code == 401
+    assert "<script>" not in answer.text
+    assert '"><b>' not in answer.text
+    assert '<input name="token" type="password"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8050", "127.0.0.1.evil.example", "[", "10.0.0.1"]
+)
+@pytest.mark.parametrize("route", ["/", "/api/status", "/_dash-layout"])
+def test_other_names_are_not_answered_on_loopback(client, host, route):
+    """A name that somebody pointed to this machine gets nothing (DNS rebinding)."""
+    assert client.get(route, headers={"Host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:8050", "127.0.0.1", "[::1]:80", "LOCALHOST"])
+def test_names_of_this_machine_are_answered(client, host):
+    """Every name of this machine is answered, on any port: a tunnel may have another one."""
+    assert client.get("/api/status", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+    ],
+)
+def test_other_pages_may_not_ask(client, headers):
+    """What a browser asks on behalf of another page is refused."""
+    assert client.get("/api/status", headers=headers).status_code == 403
+
+
+def test_a_link_from_elsewhere_works(client):
+    """Who follows a link of another page sees the dashboard."""
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/", headers=headers).status_code == 200
+
+
+def test_pages_may_run_their_own_scripts_only(client):
+    """The policy names scripts by their hashes and allows no other, and nobody may frame a page."""
+    policy = client.get("/").headers["Content-Security-Policy"]
+    scripts = next(part for part in policy.split("; ") if part.startswith("script-src"))
+    assert "unsafe" not in scripts
+    assert "sha256-" in scripts
+    assert "frame-ancestors 'none'" in policy
+    assert client.get("/api/status").headers["X-Content-Type-Options"] == "nosniff"

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from busy_spool import write_spool
+from dashboarding import MS, client_of, opened, request_row, write
+
+from stagetrace.errors import DataError, UsageError
+from stagetrace_dashboard.shell import about, data_age
+from stagetrace_dashboard.source import Follower
+
+
+def requests(number):
+    """Rows of some requests."""
+    return [request_row(n) for n in range(number)]
+
+
+def test_a_grown_dataset_is_read_again_once_it_is_still(tmp_path):
+    """Changed files are taken when they stay the same from one look to the next; what was asked before stays."""
+    write(tmp_path, requests=requests(3))
+    with opened(tmp_path) as source:
+        before = source.data
+        assert not source.refresh()
+        write(tmp_path, requests=requests(5))
+        assert not source.refresh()
+        assert source.data is before
+        assert source.refresh()
+        assert (source.data.number, source.data.span.requests) == (2, 5)
+        assert before.span.requests == 3
+        assert not source.refresh()
+
+
+def test_a_broken_dataset_leaves_what_was_read(tmp_path):
+    """What cannot be read again is said, and the data are still there; once it is whole, it is read."""
+    write(tmp_path, requests=requests(3))
+    with opened(tmp_path) as source:
+        (tmp_path / "steps" / "part-0.parquet").write_bytes(b"torn")
+        source.refresh()
+        assert not source.refresh()
+        assert "steps" in source.problem
+        assert source.data.span.requests == 3
+        write(tmp_path, requests=requests(4))
+        source.refresh()
+        assert source.refresh()
+        assert source.problem is None
+        assert source.data.span.requests == 4
+
+
+def test_a_growing_spool_is_followed(tmp_path):
+    """Requests that a server records while the dashboard runs are shown, a state later."""
+    busy = write_spool(tmp_path, 10)
+    with opened(tmp_path, poll_s=0.01, spool_share=1.0) as source:
+        first = source.data.span.requests
+        assert first > 0
+        more = write_spool(tmp_path, 10, seed=2)
+        deadline = time.monotonic() + 30
+        follower = Follower(source)
+        follower.start()
+        while source.data.number == 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        follower.stop()
+        assert source.data.span.requests > first
+        assert client_of(source, None).get("/api/status").json["state"] == source.data.number
+    assert len(busy.recorders) == len(more.recorders)
+
+
+def test_a_spool_without_news_stays_as_it_is(tmp_path):
+    """Reading a spool again that has not grown shows nothing anew."""
+    busy = write_spool(tmp_path, 10)
+    with opened(tmp_path, poll_s=0.0, spool_share=1.0) as source:
+        time.sleep(source.limits.poll_s)
+        state = source.data
+        while not source._is_spool_due():
+            time.sleep(0.01)
+        assert not source.refresh()
+        assert source.data is state
+    assert busy.recorders
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    """When it is closed, what was made of spools is gone."""
+    import tempfile
+
+    spool, scratch = tmp_path / "spool", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    busy = write_spool(spool, 5)
+    with opened(spool, poll_s=0.0, spool_share=1.0):
+        assert list(scratch.iterdir())
+    assert not list(scratch.iterdir())
+    assert busy.recorders
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("nowhere", UsageError), ("file", UsageError), ("empty", DataError)]
+)
+def test_what_is_no_data_is_one_line(tmp_path, name, error):
+    """A wrong path is told with a hint."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error) as caught, opened(tmp_path / name):
+        pass
+    assert caught.value.hint
+
+
+def test_the_header_says_how_old_the_data_are(data):
+    """The age is from the newest request's end; following says when it was read, and trouble is said."""
+    newest = data.span.newest_unix_ns
+    assert "2 min ago" in str(data_age(data, None, newest + 150_000 * MS, follow=False))
+    followed = str(data_age(data, "it is gone", data.read_unix_ns + 4000 * MS, follow=True))
+    assert "following, read 4 s ago" in followed
+    assert "it is gone" in followed
+    assert "tiny random model" in str(about(data))
