@@ -29,13 +29,14 @@ check: $(DEV)  ## format, lint, types, docs and the fast tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 -m "not live and not browser"
 
-bench: $(VLLM)  ## cost of recording, of a traced request, of reading, exporting and analyzing
+bench: $(VLLM) $(CHROMIUM)  ## cost of recording, of a traced request, of reading, exporting and analyzing
 	$(BIN)/python tests/benchmarks/recording.py
 	$(BIN)/python tests/benchmarks/stepping.py
 	$(BIN)/python tests/benchmarks/ingesting.py
 	$(BIN)/python tests/benchmarks/exporting.py
 	$(BIN)/python tests/benchmarks/metrics.py
 	$(BIN)/python tests/benchmarks/analyzing.py
+	$(BIN)/python tests/benchmarks/dashboard.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/benchmarks/profiling.py
 	$(BIN)/python tests/benchmarks/serving.py
 

@@ -143,8 +143,9 @@ def _analysis(
     for piece in read_pieces(connection, population, tables.places):
         tables.add(piece)
         progress(piece.rows.stop, len(population))
+    post = frozenset(rules.post_names)
     classes = tuple(
-        _class_report(group, key, rules, tables, {name: by_key[key] for name, by_key in answers.items()})
+        _class_report(group, key, post, tables, {name: by_key[key] for name, by_key in answers.items()})
         for group, key in enumerate(population.keys)
     )
     return Analysis(
@@ -195,7 +196,8 @@ def _leave_out_warm_up(connection: duckdb.DuckDBPyConnection) -> Iterator[WarmUp
             continue
         before = _count(connection)
         until = run.received_unix_ns[truncation.observations]
-        connection.execute(sql("leave_out_begin"), {"run": run.run, "until_unix_ns": until})
+        begin = {"dataset": run.dataset, "run": run.run, "until_unix_ns": until}
+        connection.execute(sql("leave_out_begin"), begin)
         yield WarmUp(run.run, before - _count(connection), run.requests, "MSER-5", truncation.settled)
 
 
@@ -241,6 +243,7 @@ class _Tables:
     mismatches: dict[Horizon, int] = field(default_factory=lambda: dict.fromkeys(Horizon, 0))
     with_media: frozenset[str | None] = frozenset()
     waiting_ns: NDArray[np.float64] = field(init=False)
+    """Time waited before the first token by request: plus infinity if it failed, NaN if it is not known."""
     stages: tuple[str, ...] = field(init=False)
     _to_stages: NDArray[np.float64] = field(init=False)
 
@@ -252,19 +255,19 @@ class _Tables:
 
     def add(self, piece: Piece) -> None:
         """Take in the times of some requests."""
-        waits = self.places.of_kind(Kind.WAIT)
-        waited = piece.spent_ns[Horizon.TTFT][:, waits].sum(axis=1)
-        reached = np.isfinite(self.population.latency_ns(Horizon.TTFT)[piece.rows])
-        self.waiting_ns[piece.rows] = np.where(reached, waited, np.inf)
         for horizon, spent_ns in piece.spent_ns.items():
             self._add(horizon, piece.rows, spent_ns)
 
     def _add(self, horizon: Horizon, span: slice, spent_ns: NDArray[np.float64]) -> None:
         people = self.population
         horizon_ns = people.horizon_ns[horizon][span]
-        adds_up = spent_ns.sum(axis=1) == horizon_ns
+        adds_up = (spent_ns.sum(axis=1) == horizon_ns) & (spent_ns.min(axis=1, initial=0.0) >= 0)
         self.mismatches[horizon] += int(np.count_nonzero(np.isfinite(horizon_ns) & ~adds_up))
         sound = adds_up & people.good[span]
+        if horizon is Horizon.TTFT:
+            waited = np.where(adds_up, spent_ns[:, self.places.of_kind(Kind.WAIT)].sum(axis=1), np.nan)
+            reached = np.isfinite(people.latency_ns(horizon)[span])
+            self.waiting_ns[span] = np.where(reached, waited, np.inf)
         by_stage = spent_ns @ self._to_stages
         group, block = people.group[span], people.block[span]
         for number in np.unique(group[sound]).tolist():
@@ -313,7 +316,7 @@ def _loads(population: Population) -> Iterator[Load]:
 
 
 def _class_report(
-    group: int, key: Key, rules: ClassRules, tables: _Tables, answers: Mapping[str, list[Any]]
+    group: int, key: Key, post: frozenset[str], tables: _Tables, answers: Mapping[str, list[Any]]
 ) -> ClassReport:
     people = tables.population
     members = np.flatnonzero(people.group == group)
@@ -328,17 +331,23 @@ def _class_report(
         for h in Horizon
         for composition in compositions(h, sums[h], tables.places, latencies[h].quantiles)
     ]
-    plain = plain_answers({h: sums[h][Region.ALL] for h in Horizon}, tables.places)
+    waiting = tables.waiting_ns[members]
+    known = ~np.isnan(waiting)
+    plain = plain_answers(
+        {h: sums[h][Region.ALL] for h in Horizon},
+        tables.places,
+        {h: latencies[h].quantiles.p50.n_eff for h in Horizon},
+    )
     stages = tuple(time for horizon in Horizon for time in _stage_times(group, horizon, composed, tables))
     return ClassReport(
         traffic_class=key[0],
         phase=key[1],
-        post=key[0] in rules.post_names,
+        post=key[0] in post,
         requests=len(members),
         outcomes=_outcomes(answers["outcomes"]),
         ttft=latencies[Horizon.TTFT],
         completion=latencies[Horizon.COMPLETION],
-        waiting=_latency(tables.waiting_ns[members], blocks),
+        waiting=_latency(waiting[known], blocks[known]),
         partitioned={horizon: tables.sound[group, horizon] for horizon in Horizon},
         stages=stages,
         compositions=tuple(composed),

@@ -93,7 +93,7 @@ def _composition(
     horizon: Horizon, region: Region, sums: Resampled, places: Places, worth: float | None
 ) -> Composition:
     missing = _missing(region, sums, worth)
-    blocks = sums.blocks if worth is None or worth >= MIN_WORTH else 0
+    blocks = _blocks(sums, worth)
     requests = float(sums.requests[0])
     resampled = {
         stage: sums.shares(places.of(stage)) for stage in sorted(set(places.stages), key=stage_order)
@@ -142,10 +142,20 @@ def _missing(region: Region, sums: Resampled, worth: float | None) -> str | None
         needed = math.ceil(MIN_REQUESTS / (upper - lower))
         return f"not estimable: needs at least {needed:,} {Outcome.OK} requests of the class"
     if worth is not None and worth < MIN_WORTH:
-        needed = math.ceil(requests / float(upper - lower) * MIN_WORTH / max(worth, 1.0))
-        are = f"these {requests:,.0f} requests are worth {worth:,.0f} independent ones"
-        return f"not estimable: {are}; needs about {needed:,} of the class"
+        return _worth_too_little(requests, worth, float(upper - lower))
     return None
+
+
+def _worth_too_little(requests: float, worth: float, part: float = 1.0) -> str:
+    """Say how many requests of a class it would take; ``requests`` are that part of them."""
+    needed = math.ceil(requests / part * MIN_WORTH / max(worth, 1.0))
+    are = f"these {requests:,.0f} requests are worth {worth:,.0f} independent ones"
+    return f"not estimable: {are}; needs about {needed:,} of the class"
+
+
+def _blocks(sums: Resampled, worth: float | None) -> int:
+    """Return the number of blocks that an interval of a share may rest on."""
+    return sums.blocks if worth is None or worth >= MIN_WORTH else 0
 
 
 def _material(value: float, sums: Resampled, least: float = MATERIAL_SHARE) -> bool:
@@ -175,21 +185,30 @@ def _reasons(stage: str, sums: Resampled, places: Places) -> dict[str, float] | 
     return {reason: ns / total_ns for reason, ns in in_order if ns}
 
 
-def plain_answers(sums: Mapping[Horizon, Resampled], places: Places) -> tuple[PlainAnswer, ...]:
-    """Answer the plain questions from the sums over all requests of a class, by horizon."""
-    return tuple(_plain_answer(question, sums, places) for question in Question)
+def plain_answers(
+    sums: Mapping[Horizon, Resampled], places: Places, worth: Mapping[Horizon, float | None]
+) -> tuple[PlainAnswer, ...]:
+    """Answer the plain questions.
+
+    Args:
+        sums: Sums over all requests of a class, by horizon.
+        places: Columns of the sums.
+        worth: How many independent requests they are worth, by horizon; None if that is not known.
+    """
+    return tuple(
+        _plain_answer(question, sums[of[0]], places, worth[of[0]]) for question, of in _QUESTIONS.items()
+    )
 
 
-def _plain_answer(question: Question, by_horizon: Mapping[Horizon, Resampled], places: Places) -> PlainAnswer:
+def _plain_answer(question: Question, sums: Resampled, places: Places, worth: float | None) -> PlainAnswer:
     horizon, stages, least = _QUESTIONS[question]
-    sums = by_horizon[horizon]
     names = tuple(stage.value for stage in stages)
     if not sums.horizon_ns[0]:
         reason = f"no {Outcome.OK} request reached {horizon}"
         return PlainAnswer(question, Answer.CANNOT_TELL, horizon, names, None, None, reason)
-    found = share(sums.shares(places.of(*names)), sums.blocks)
+    found = share(sums.shares(places.of(*names)), _blocks(sums, worth))
     mean_ns = found.value * float(sums.horizon_ns[0] / sums.requests[0])
-    undecided = _undecided(found, least, sums)
+    undecided = _undecided(found, least, sums, worth)
     answer = Answer.CANNOT_TELL
     if undecided is None:
         above = found.low is not None and found.low >= least and mean_ns >= MATERIAL_NS
@@ -197,9 +216,11 @@ def _plain_answer(question: Question, by_horizon: Mapping[Horizon, Resampled], p
     return PlainAnswer(question, answer, horizon, names, found, mean_ns, undecided)
 
 
-def _undecided(found: Share, least: float, sums: Resampled) -> str | None:
+def _undecided(found: Share, least: float, sums: Resampled, worth: float | None) -> str | None:
     # What befalls one request in twenty may be missing among fewer.
     needed = requests_needed(P95)
+    if sums.requests[0] >= needed and worth is not None and worth < MIN_WORTH:
+        return _worth_too_little(float(sums.requests[0]), worth)
     if found.low is None or found.high is None or sums.requests[0] < needed:
         return f"not estimable: needs at least {needed:,} {Outcome.OK} requests"
     if found.low < least <= found.high:

@@ -251,7 +251,8 @@ def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     folder that is named twice is read once.
 
     Raises:
-        DataError: A table is missing, broken, or of another major schema version.
+        DataError: A table is missing, broken, of another major schema version, or has
+            a column of another type.
         UsageError: No folder is given.
     """
     distinct = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -302,20 +303,35 @@ def _checked_parts(folder: Path, name: str) -> list[Path]:
 
 def _check_part(path: Path, name: str) -> None:
     version, columns = _version_and_columns(path)
+    wanted = TABLES[name]
     if version.partition(".")[0] != SCHEMA_VERSION.partition(".")[0]:
         raise DataError(
             f"{path} has schema version {version}, this stagetrace reads {SCHEMA_VERSION}",
             hint="make the dataset again from the spool, or use the stagetrace that wrote it",
         )
-    if missing := sorted(set(TABLES[name].names) - columns):
+    if missing := sorted(set(wanted.names) - set(columns)):
         raise DataError(f"{path} lacks {', '.join(missing)}", hint=_AGAIN)
+    for field in wanted:
+        if not _alike(columns[field.name], field.type):
+            raise DataError(f"{path} has {columns[field.name]} in {field.name}", hint=_AGAIN)
 
 
-def _version_and_columns(path: Path) -> tuple[str, set[str]]:
+def _alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column of the found type can be read as one of the wanted type."""
+    found, wanted = (kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (found, wanted))
+    if pa.types.is_signed_integer(wanted):
+        return pa.types.is_signed_integer(found)
+    if pa.types.is_floating(wanted):
+        return pa.types.is_floating(found) or pa.types.is_integer(found)
+    texts = (pa.string(), pa.large_string(), pa.string_view())
+    return found in texts if wanted in texts else found == wanted
+
+
+def _version_and_columns(path: Path) -> tuple[str, dict[str, pa.DataType]]:
     try:
         schema = pq.read_schema(path)
         version = (schema.metadata or {}).get(SCHEMA_VERSION_KEY, b"unknown")
-        return version.decode(), set(schema.names)
+        return version.decode(), dict(zip(schema.names, schema.types, strict=True))
     except (OSError, ValueError, pa.ArrowException) as error:
         first_line = str(error).partition("\n")[0]
         raise DataError(f"cannot read {path}: {first_line}", hint=_AGAIN) from error

@@ -97,8 +97,8 @@ def _quantile(
     value = in_order[_rank(q, requests) - 1]
     n_eff = None if blocks is None else effective_requests(_below(values, value), blocks)
     if math.isinf(value):
-        failed = np.count_nonzero(np.isinf(in_order)) / requests
-        return Quantile(None, n_eff=n_eff, reason=f"not reached ({100 * failed:.1f} % failed)")
+        never = np.count_nonzero(np.isinf(in_order)) / requests
+        return Quantile(None, n_eff=n_eff, reason=f"not reached ({100 * never:.1f} % never got there)")
     worth = requests if n_eff is None else math.floor(n_eff)
     low_rank, high_rank = order_statistic_ranks(worth, q)
     if high_rank is None:
@@ -108,7 +108,9 @@ def _quantile(
     low = None if low_rank is None else in_order[max(1, math.floor(low_rank * requests / worth)) - 1]
     high = in_order[min(requests, math.ceil(high_rank * requests / worth)) - 1]
     if math.isinf(high):
-        return Quantile(int(value), _ns(low), None, n_eff, "upper bound not reached: too many failed")
+        return Quantile(
+            int(value), _ns(low), None, n_eff, "upper bound not reached: too many never got there"
+        )
     return Quantile(int(value), _ns(low), int(high), n_eff)
 
 

@@ -15,7 +15,8 @@ ACHIEVED: Final = 0.95
 """A server that ended fewer of its requests by the last arrival may be overloaded."""
 
 GROWING: Final = 1.5
-"""It is, if the requests then in it are more than this times the mean: the queue grows."""
+"""It is, if the requests then in it are more than this times the mean, and the last quarter of the
+requests took more than this times what the first quarter took: the queue grows."""
 
 _ENOUGH: Final = 100
 """Fewer requests do not show a growing queue."""
@@ -56,8 +57,21 @@ def load_of(
         interarrival_cv=float(between.std() / between.mean()) if span_s else None,
         achieved=achieved,
         in_flight=in_flight,
-        overloaded=requests >= _ENOUGH and achieved < ACHIEVED and in_server > GROWING * in_flight,
+        overloaded=requests >= _ENOUGH
+        and achieved < ACHIEVED
+        and in_server > GROWING * in_flight
+        and _slower(ended_ns[np.argsort(received_unix_ns, kind="stable")]),
     )
+
+
+def _slower(ended_ns: NDArray[np.float64]) -> bool:
+    """Whether requests took longer and longer, in the order of arrival.
+
+    More and more are in a server that keeps up, too, while a run is shorter than its
+    requests, across a pause between two runs, or where the ends of some are not known.
+    """
+    quarter = len(ended_ns) // 4
+    return bool(np.median(ended_ns[-quarter:]) > GROWING * np.median(ended_ns[:quarter]))
 
 
 def mean_in_flight(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from stagetrace.errors import DataError
 from stagetrace.stages import Horizon, Kind
 from stagetrace_analyzer.intervals import block_numbers
 
@@ -156,9 +157,20 @@ def _blocks(group: NDArray[np.int16], received: NDArray[np.int64]) -> NDArray[np
 
 
 def read_places(connection: duckdb.DuckDBPyConnection) -> Places:
-    """Make the table ``places`` and return its rows."""
+    """Make the table ``places`` and return its places.
+
+    Raises:
+        DataError: A stage is of a kind that the model does not know.
+    """
     connection.execute(sql("places"))
-    found = connection.execute("SELECT stage, kind, reason FROM places ORDER BY place").fetchall()
+    query = "SELECT DISTINCT place, stage, kind, named FROM places ORDER BY place"
+    found = [row[1:] for row in connection.execute(query).fetchall()]
+    for stage, kind, _ in found:
+        if kind not in set(Kind):
+            raise DataError(
+                f"the stage {stage!r} is of the unknown kind {kind!r}",
+                hint="make the dataset again from the spool, or use the stagetrace that wrote it",
+            )
     return Places(
         tuple(stage for stage, _, _ in found),
         tuple(Kind(kind) for _, kind, _ in found),

@@ -59,7 +59,7 @@ class Quantile:
     """A quantile in ns with its interval.
 
     Without a value, ``reason`` says why: too few requests to bound it, or not
-    reached because too many failed.  A value whose upper bound is at the failed
+    reached because too many never got there.  A value whose upper bound is at the failed
     requests has ``high_ns`` None, and a reason as well.  ``n_eff`` is the number
     of independent requests that these requests are worth at this quantile, None
     if that cannot be told.
@@ -237,7 +237,8 @@ class ClassReport:
     ``partitioned`` is, by horizon, the number of requests behind ``stages``:
     those that ended well and whose stages add up to the horizon exactly.
     ``unattributed`` is the share of each horizon that no record explains, None
-    if there is no such request.  ``compositions`` has one entry a horizon and
+    if there is no such request.  ``waiting`` leaves out requests whose stages do
+    not add up.  ``compositions`` has one entry a horizon and
     region, ``answers`` one a question, ``remedies`` those for the dominant waits.
     """
 
@@ -292,7 +293,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Requests at the begin of a phase that are left out.
+    """Requests at the begin of a phase of one dataset that are left out.
 
     ``settled`` is False if the figures still drifted where the search had to stop.
     """

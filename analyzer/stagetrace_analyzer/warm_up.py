@@ -18,6 +18,12 @@ MIN_BATCHES: Final = 20
 LARGEST_SHARE: Final = 0.25
 """At most this part of a run is taken for warm-up."""
 
+AS_GOOD: Final = 1.05
+"""A shorter cut is taken if it is worse than the best by less than this factor: the minimum is flat."""
+
+DRIFTING: Final = 0.9
+"""A cut behind this part of what is searched means that the run still drifts there."""
+
 
 class Truncation(NamedTuple):
     """How many observations to leave out, and whether the rest is steady."""
@@ -29,9 +35,11 @@ class Truncation(NamedTuple):
 def mser5(observations: NDArray[np.float64]) -> Truncation:
     """Find the warm-up of a series by MSER-5.
 
-    Leaves out as many batches of five as make the standard error of the mean of the
-    rest smallest (White, Simulation 69(6), 1997; Spratt 1998 on batches of five).  If
-    that is at the end of the part that is searched, the series still drifts there.
+    Leaves out as many batches of five as make the squared standard error of the mean of
+    the rest smallest (White, Simulation 69(6), 1997; Spratt 1998 on batches of five), or
+    as few as make it almost as small: a burst late in a steady run moves the minimum far
+    and hardly lowers it.  If that is at the end of the part that is searched, the series
+    still drifts there.
 
     Args:
         observations: Values in the order of arrival.
@@ -47,5 +55,5 @@ def mser5(observations: NDArray[np.float64]) -> Truncation:
     sums = np.cumsum(centred[::-1])[::-1][: last + 1]
     squares = np.cumsum(centred[::-1] ** 2)[::-1][: last + 1]
     errors = (squares - sums**2 / kept) / kept.astype(np.float64) ** 2
-    best = int(np.argmin(errors))
-    return Truncation(best * BATCH, settled=best < last)
+    cut = int(np.argmax(errors <= AS_GOOD * errors.min()))
+    return Truncation(cut * BATCH, settled=cut < DRIFTING * last)

@@ -22,7 +22,7 @@ SUMMARY: Final = "see in a browser where requests of each traffic class wait"
 
 PORT: Final = 8050
 
-TOKEN_VARIABLE: Final = "STAGETRACE_DASHBOARD_TOKEN"
+TOKEN_VARIABLE: Final = "STAGETRACE_DASHBOARD_TOKEN"  # noqa: S105 - the name, not the token
 
 _DESCRIPTION: Final = """\
 Show datasets and spools in a browser: where the requests of each traffic class

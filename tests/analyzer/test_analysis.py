@@ -174,13 +174,13 @@ def test_failed_requests_are_infinitely_slow(rows, tmp_path: Path) -> None:
     assert (quantiles.requests, quantiles.reached) == (100, 90)
     for found in (quantiles, report.completion.quantiles):
         assert values(found) == [50 * MS, None, None]
-        assert found.p95.reason == "not reached (10.0 % failed)"
+        assert found.p95.reason == "not reached (10.0 % never got there)"
         assert found.p99.reason == NOT_ESTIMABLE[368]
     assert report.ttft.survivors.requests == 90
     assert values(report.ttft.survivors)[0] == 45 * MS
     assert report.ttft.ecdf_p[-1] == 0.9
     assert values(report.waiting.quantiles)[0] == 0
-    assert report.waiting.quantiles.p95.reason == "not reached (10.0 % failed)"
+    assert report.waiting.quantiles.p95.reason == "not reached (10.0 % never got there)"
     assert report.partitioned == {Horizon.TTFT: 90, Horizon.COMPLETION: 90}
     assert times(report, Horizon.TTFT)["receive"].p50 == Quantile(45 * MS)
 
@@ -341,6 +341,20 @@ def test_reasons_are_those_of_the_same_requests_and_horizon(rows, tmp_path: Path
     ]
 
 
+def test_a_thousand_reasons_are_the_largest_and_others(rows, tmp_path: Path) -> None:
+    """Nobody reads so many, and each takes memory; their time stays, and adds up."""
+    for number in range(1000):
+        rows.request(("both", "prefill.wait", 10.0, f"r{number}"), ("both", "prefill.wait", 30.0, "step"))
+    analysis = analyzed(rows, tmp_path)
+    (report,) = analysis.classes
+    assert analysis.partition_mismatches == dict.fromkeys(Horizon, 0)
+    reasons = report.dominant_wait.reasons["prefill.wait"]
+    assert list(reasons)[:2] == ["step", "other"]
+    assert len(reasons) == 31
+    assert (reasons["step"], math.fsum(reasons.values())) == (0.75, pytest.approx(1))
+    assert reasons["other"] == pytest.approx(0.25 * 971 / 1000)
+
+
 def test_plain_questions(rows, tmp_path: Path) -> None:
     """Yes from 5 % on, no below, cannot tell where the interval holds 5 %; output from a half on."""
     generator = np.random.default_rng(5)
@@ -374,6 +388,20 @@ def test_plain_questions_need_requests(rows, tmp_path: Path) -> None:
     }
 
 
+def test_plain_questions_need_independent_requests(rows, tmp_path: Path) -> None:
+    """A download that is slow in one long stretch says nothing of others, however many requests are in it."""
+    for number in range(3000):
+        slow = 1000 <= number < 2200
+        rows.request(("both", "retrieval", 50.0 if slow else 1.0), ("both", "prefill", 50.0))
+    (report,) = analyzed(rows, tmp_path).classes
+    found = {a.question: a for a in report.answers if a.horizon is Horizon.TTFT}[Question.DOWNLOAD]
+    assert found.answer is Answer.CANNOT_TELL
+    assert found.share is not None
+    assert found.share.low is None
+    assert found.reason == report.dominant_wait.reason
+    assert found.reason.startswith("not estimable: these 3,000 requests are worth ")
+
+
 def test_phases_are_in_the_order_of_their_first_request(rows, tmp_path: Path) -> None:
     """It does not matter which class the first request of a phase is in."""
     for phase, modality, received in (
@@ -404,6 +432,56 @@ def test_stages_that_do_not_add_up_are_counted_and_left_out(rows, tmp_path: Path
     assert report.ttft.quantiles.reached == 22
 
 
+def test_a_request_without_a_useful_byte_has_not_failed(rows, tmp_path: Path) -> None:
+    """It may end well all the same; its time to first token is none."""
+    for _ in range(20):
+        rows.request(("completion", "prefill", 3.0), ttft_ns=None)
+    (report,) = analyzed(rows, tmp_path).classes
+    assert report.outcomes == {"ok": 20}
+    assert report.ttft.quantiles.p50.reason == "not reached (100.0 % never got there)"
+    assert report.completion.quantiles.p50.value_ns == 3 * MS
+
+
+def test_a_wait_is_not_known_of_stages_that_do_not_add_up(rows, tmp_path: Path) -> None:
+    """A request without records is not one that did not wait; failed ones count all the same."""
+    for number in range(60):
+        rows.request(("both", "prefill.wait", 20.0), ("both", "prefill", 40.0))
+        rows.request(ttft_ns=60 * MS, completion_ns=60 * MS)
+        if number < 6:
+            rows.request(outcome="error")
+    (report,) = analyzed(rows, tmp_path).classes
+    waiting = report.waiting.quantiles
+    assert (waiting.requests, waiting.reached) == (66, 60)
+    assert waiting.p50.value_ns == 20 * MS
+
+
+def test_a_negative_time_adds_up_to_nothing(rows, tmp_path: Path) -> None:
+    """Such a request is set aside, even if its stages add up."""
+    for _ in range(20):
+        rows.request(("both", "receive", 1.0), ("both", "prefill", 3.0))
+    rows.request(("both", "receive", -1.0), ("both", "prefill", 3.0))
+    analysis = analyzed(rows, tmp_path)
+    assert analysis.partition_mismatches == {Horizon.TTFT: 1, Horizon.COMPLETION: 1}
+    assert analysis.classes[0].partitioned == {Horizon.TTFT: 20, Horizon.COMPLETION: 20}
+
+
+def test_an_unknown_kind_of_stage_is_one_line(rows, tmp_path: Path) -> None:
+    """Whether it is a wait cannot be guessed."""
+    rows.request(("both", "receive", 1.0), ("both", "prefill", 3.0))
+    rows.stages[1]["kind"] = "sleep"
+    with pytest.raises(DataError, match="the stage 'prefill' is of the unknown kind 'sleep'"):
+        analyzed(rows, tmp_path)
+
+
+def test_absurd_media_do_not_end_an_analysis(rows, tmp_path: Path) -> None:
+    """An image whose pixels no integer holds is still an item."""
+    request = rows.request(("both", "prefill", 3.0), media_items=1)
+    rows.media.append({"request": request, "item": 0, "width": 2**40, "height": 2**40})
+    (report,) = analyzed(rows, tmp_path).classes
+    assert report.media is not None
+    assert report.media.mean_pixels == 2.0**80
+
+
 def test_a_class_without_a_good_request(rows, tmp_path: Path) -> None:
     """All failed: no stage, no share, and every estimable quantile is not reached."""
     for _ in range(6):
@@ -411,7 +489,7 @@ def test_a_class_without_a_good_request(rows, tmp_path: Path) -> None:
     analysis = analyzed(rows, tmp_path)
     (report,) = analysis.classes
     assert (report.stages, report.unattributed) == ((), {Horizon.TTFT: None, Horizon.COMPLETION: None})
-    assert report.ttft.quantiles.p50.reason == "not reached (100.0 % failed)"
+    assert report.ttft.quantiles.p50.reason == "not reached (100.0 % never got there)"
     assert report.ttft.survivors.requests == 0
     assert report.dominant_wait == Dominant(reason=TOO_FEW)
     assert report.answers[0].reason == "no ok request reached ttft"

@@ -128,6 +128,27 @@ def test_a_newer_minor_version_is_read_with_an_older_one(tmp_path: Path) -> None
     assert found == [(7, None), (8, 5)]
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("duration_ns", pa.int32()),
+        ("stage", pa.string()),
+        ("stage", pa.large_string()),
+        ("holder", pa.dictionary(pa.int32(), pa.string())),
+    ],
+)
+def test_another_width_or_encoding_is_read(column: str, kind: pa.DataType, rows, tmp_path: Path) -> None:
+    """What other writers of Parquet make of the same values is the same."""
+    rows.request(("both", "prefill", 3.0))
+    part = rows.write(tmp_path) / "stages/part-0.parquet"
+    table = pq.read_table(part)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, table.column(column).cast(kind)), part)
+    with open_dataset([tmp_path]) as connection:
+        found = connection.execute("SELECT stage, duration_ns, holder FROM stages").fetchall()
+    assert found == [("prefill", 3_000_000, None)]
+
+
 def test_memory_is_limited_and_nothing_is_fetched(rows, tmp_path: Path) -> None:
     """A connection has the stated memory limit, spills outside the current folder, loads no extension."""
     with open_dataset([rows.write(tmp_path)]) as connection:
@@ -162,9 +183,30 @@ def _drop_column(folder: Path) -> None:
     pq.write_table(table, folder / "stages/part-0.parquet")
 
 
+def _texts_for_numbers(folder: Path) -> None:
+    _retype(folder, "duration_ns", pa.string())
+
+
+def _times_for_numbers(folder: Path) -> None:
+    _retype(folder, "begin_ns", pa.timestamp("ns"))
+
+
+def _numbers_for_texts(folder: Path) -> None:
+    _retype(folder, "stage", pa.int64())
+
+
+def _retype(folder: Path, column: str, kind: pa.DataType) -> None:
+    schema = TABLES["stages"]
+    schema = schema.set(schema.get_field_index(column), pa.field(column, kind))
+    pq.write_table(schema.empty_table(), folder / "stages/part-0.parquet")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (_texts_for_numbers, "has string in duration_ns"),
+        (_times_for_numbers, r"has timestamp\[ns\] in begin_ns"),
+        (_numbers_for_texts, "has int64 in stage"),
         (_drop_table, "has no table 'stages'"),
         (_truncate, "cannot read .*part-0.parquet"),
         (_other_major, "has schema version 2.0, this stagetrace reads 1.0"),

@@ -122,7 +122,7 @@ def test_failed_requests_are_above_every_quantile():
     values = np.array([1e6] * 50 + [np.inf] * 150)
     np.random.default_rng(4).shuffle(values)
     found = quantile(values, P50, block_numbers(200))
-    assert (found.value_ns, found.reason) == (None, "not reached (75.0 % failed)")
+    assert (found.value_ns, found.reason) == (None, "not reached (75.0 % never got there)")
 
 
 def test_an_upper_bound_among_the_failed_is_none():
@@ -131,7 +131,7 @@ def test_an_upper_bound_among_the_failed_is_none():
     found = quantile(values, P95)
     assert (found.value_ns, found.high_ns) == (95, None)
     assert found.low_ns < 95
-    assert found.reason == "upper bound not reached: too many failed"
+    assert found.reason == "upper bound not reached: too many never got there"
 
 
 def test_several_quantiles_are_those_one_by_one():

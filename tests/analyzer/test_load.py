@@ -50,6 +50,23 @@ def test_a_short_steady_run_is_not_overloaded():
     assert not found.overloaded
 
 
+@pytest.mark.parametrize(
+    ("arrivals_s", "sojourns_s"),
+    [
+        (np.arange(200) / 10, np.full(200, 30.0)),
+        (np.arange(1000) / 10, np.where(np.arange(1000) % 10 == 0, np.inf, 0.5)),
+        (np.concatenate([np.arange(100) / 10, 86_400 + np.arange(100) / 10]), np.full(200, 1.2)),
+        (np.zeros(100), np.full(100, 1.0)),
+    ],
+    ids=["shorter than its requests", "unknown ends", "a day between two runs", "all at once"],
+)
+def test_requests_that_take_no_longer_than_before_are_no_overload(arrivals_s, sojourns_s):
+    """More of them are in the server at the end than on average, and yet no queue grows."""
+    found = load(arrivals_s, sojourns_s)
+    assert found.achieved < 0.95
+    assert not found.overloaded
+
+
 def test_one_request_has_no_rate():
     """Nor have requests that came at once."""
     assert load([0.0], [1.0]).rate_per_s is None

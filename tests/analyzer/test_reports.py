@@ -127,14 +127,23 @@ def test_a_calm_report_has_no_alarm() -> None:
     sound = dataclasses.replace(
         analyses.INGEST, about=(), checks=(analyses.Check("in = out", 8, 8, holds=True),)
     )
-    calm = analyses.analysis(report(), loads=(), warm_ups=(), selection={}, not_selected=0, ingest=sound)
+    calm = analyses.analysis(
+        report(),
+        loads=(),
+        warm_ups=(),
+        selection={},
+        not_selected=0,
+        partition_mismatches=dict.fromkeys(Horizon, 0),
+        ingest=sound,
+    )
     assert text_of(calm).startswith("4,000 requests, 3 match no class rule\n\n[mixture] text/short  ")
 
 
 def test_text_says_what_is_poor(mixed) -> None:
     """Failures, unknown classes, mismatches and a large unattributed share are said in words."""
     text = words_of(mixed)
-    assert text.startswith("CHECK THE DATA") or "62 requests, 1 match no class rule" in text
+    assert "CHECK THE DATA: the stages of 2 horizons do not add up; up to 20.0 %" in text
+    assert "62 requests, 1 match no class rule" in text
     assert "(54 ok, 6 error)" in text
     assert "10.0 % did not end well." in text
     assert "<0.1" in text
@@ -142,6 +151,29 @@ def test_text_says_what_is_poor(mixed) -> None:
     assert "at most 20.0 % of TTFT ([evil?[2J] text/short; should be under 2 %)" in text
     assert "up to 20.0 % of the time is unattributed" in text
     assert "set aside nothing" in text
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ((True, True), "gaps are between intended sends;"),
+        ((True, False), "gaps are between intended sends where all were told, else receipts;"),
+        ((False, False), "gaps are between receipts;"),
+    ],
+)
+def test_what_gaps_are_between(told, words: str) -> None:
+    """A phase whose clients told when they meant to send has gaps of its own kind."""
+    (load, *_) = everything().loads
+    loads = tuple(dataclasses.replace(load, open_loop=open_loop) for open_loop in told)
+    assert words in words_of(analyses.analysis(report(), loads=loads))
+
+
+def test_long_names_that_begin_alike_show_that_they_are_cut() -> None:
+    """Beside an answer there is room for 32 characters; the whole name heads the tables."""
+    name = "a-class-of-a-very-long-name/" * 2 + "end"
+    text = text_of(analyses.analysis(report(name)))
+    assert f"\n[mixture] {name[:19]}...  " in text
+    assert f"\n[mixture] {name}:" in text
 
 
 def test_a_class_that_is_decided_at_the_end_is_marked() -> None:
@@ -168,7 +200,7 @@ def test_survivors_are_second_and_labelled() -> None:
 def test_reasons_for_missing_quantiles_say_whose_they_are() -> None:
     """A reason that is not that of all three latencies names those that it is of."""
     text = words_of(everything())
-    assert "p95 of completion: not reached (6.0 % failed)" in text
+    assert "p95 of completion: not reached (6.0 % never got there)" in text
     assert "p50: not estimable: needs at least 6 requests" in text
 
 
@@ -360,13 +392,15 @@ def test_json_tells_what_the_data_were_made_from(analysis) -> None:
 
 def test_an_upper_bound_at_the_failed_requests_is_null() -> None:
     """The interval keeps its lower bound, and the reason says why there is no upper one."""
-    missing = quantile(80.0, 70.0, None, n_eff=50.0, reason="upper bound not reached: too many failed")
+    missing = quantile(
+        80.0, 70.0, None, n_eff=50.0, reason="upper bound not reached: too many never got there"
+    )
     slow = analyses.latency(40.0, failed=40)
     quantiles = analyses.Quantiles(4000, 3960, slow.quantiles.p50, missing, slow.quantiles.p99)
     latency = analyses.Latency(quantiles, None, [], [])
     found = to_dict(analyses.analysis(report(ttft=latency)))["classes"][0]["ttft_ms"]
     assert (found["p95"], found["interval"]["p95"]) == (80.0, [70.0, None])
-    assert found["reason"]["p95"] == "upper bound not reached: too many failed"
+    assert found["reason"]["p95"] == "upper bound not reached: too many never got there"
 
 
 def test_instants_are_told_in_utc() -> None:

@@ -38,7 +38,7 @@ def selected(recorded, **given) -> int:
     """How many requests of the recorded run a selection takes."""
     expression, parameters = parse_selection(**given).sql(recorded[1])
     taken = count(recorded, expression, parameters)
-    assert taken + count(recorded, f"NOT ({expression})", parameters) == count(recorded) == 489
+    assert taken + count(recorded, f"NOT ({expression})", parameters) == count(recorded) > 0
     return taken
 
 
@@ -58,7 +58,7 @@ def selected(recorded, **given) -> int:
         ({"models": ["other", "tiny", "tiny"]}, "TRUE"),
         ({"models": ["other"]}, "FALSE"),
         ({"arms": ["a"]}, "FALSE"),
-        ({"instances": ["7a9c6e6da015"]}, "TRUE"),
+        ({"instances": ["03f9b1ee4995"]}, "TRUE"),
         ({"where": ["modality=image"]}, "media_items > 0"),
         ({"where": ["label=text", "pixels>=0"]}, "FALSE"),
         ({"where": ["label=image", "media_bytes>=25000"]}, "media_bytes >= 25000"),
@@ -82,7 +82,7 @@ def test_the_cases_above_are_not_all_or_nothing(recorded) -> None:
         {"where": ["modality=image"]},
         {"where": ["label=image", "media_bytes>=25000"]},
     ):
-        assert 0 < selected(recorded, **options) < 489
+        assert 0 < selected(recorded, **options) < count(recorded)
 
 
 @pytest.mark.parametrize(

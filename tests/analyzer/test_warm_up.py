@@ -28,10 +28,21 @@ def test_a_steady_run_is_kept():
     assert np.median(cut) <= 10
 
 
+def test_a_burst_late_in_a_steady_run_costs_little():
+    """The minimum moves far for a hair's breadth; the cut does not."""
+    generator = np.random.default_rng(7)
+    cut = []
+    for _ in range(50):
+        series = generator.exponential(100.0, 880)
+        series[600:640] += 300.0
+        cut.append(mser5(series).observations)
+    assert max(cut) <= 100
+
+
 def test_a_drift_to_the_end_is_not_settled():
-    """A run that becomes faster all the time is cut at a quarter and told."""
+    """A run that becomes faster all the time is cut near a quarter and told."""
     truncation = mser5(np.linspace(300.0, 100.0, 400))
-    assert truncation.observations == 100
+    assert 90 <= truncation.observations <= 100
     assert not truncation.settled
 
 
@@ -42,11 +53,11 @@ def test_short_runs_are_not_searched(observations):
 
 
 def test_the_truncation_is_the_textbooks():
-    """The sums over suffixes give what the definition gives: the smallest standard error of what is kept."""
+    """The cut is the first whose squared standard error, by its definition, is within 5 % of the smallest."""
     series = np.random.default_rng(3).exponential(1.0, 333) + np.exp(-np.arange(333) / 20)
     means = series[:330].reshape(-1, 5).mean(axis=1)
-    errors = [means[d:].var() / len(means[d:]) for d in range(int(len(means) * 0.25) + 1)]
-    assert mser5(series).observations == 5 * int(np.argmin(errors))
+    errors = np.array([means[d:].var() / len(means[d:]) for d in range(int(len(means) * 0.25) + 1)])
+    assert mser5(series).observations == 5 * int(np.flatnonzero(errors <= 1.05 * errors.min())[0])
 
 
 def test_phases_lose_their_warm_up(rows, tmp_path):
@@ -70,3 +81,39 @@ def test_phases_lose_their_warm_up(rows, tmp_path):
     assert found["run", "text/short"] + found["run", "image/short"] == 400 - warm_up.requests
     assert abs(found["run", "text/short"] - found["run", "image/short"]) <= 1
     assert analysis.requests == 800 - warm_up.requests
+
+
+def test_failed_requests_do_not_hide_a_warm_up(rows, tmp_path):
+    """Most images have no first token; the median of their class is over those that have one."""
+    generator = np.random.default_rng(1)
+    for number in range(400):
+        for modality, slow in ((0, 5.0 if number < 40 else 1.0), (1, 10.0)):
+            failed = modality and number % 10 < 6
+            rows.request(
+                ("both", "prefill", slow * generator.uniform(9.9, 10.1)),
+                phase="run",
+                media_items=modality,
+                received_unix_ns=10**18 + number * MS,
+                **({"outcome": "error", "ttft_ns": None, "completion_ns": None} if failed else {}),
+            )
+    (warm_up,) = analyze([rows.write(tmp_path)], load_rules()).warm_ups
+    assert 70 <= warm_up.requests <= 100
+
+
+def test_a_phase_has_a_warm_up_in_each_dataset(new_rows, tmp_path):
+    """Two runs of a phase, each with a slow begin, lose what they lose alone."""
+    generator = np.random.default_rng(5)
+    folders = []
+    for run in range(2):
+        rows = new_rows()
+        for number in range(400):
+            slow = 5.0 if number < 40 * (run + 1) else 1.0
+            rows.request(
+                ("both", "prefill", slow * generator.uniform(9.9, 10.1)),
+                phase="run",
+                received_unix_ns=10**18 + (run * 1000 + number) * MS,
+            )
+        folders.append(rows.write(tmp_path / str(run)))
+    alone = [analyze([folder], load_rules()).warm_ups for folder in folders]
+    assert analyze(folders, load_rules()).warm_ups == alone[0] + alone[1]
+    assert [40 <= warm_up.requests - 40 * run <= 50 for run, (warm_up,) in enumerate(alone)] == [True, True]

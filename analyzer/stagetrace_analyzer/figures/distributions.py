@@ -146,7 +146,7 @@ def _curves(reports: Sequence[ClassReport], metric: Metric) -> Iterator[_Curve]:
 def _label(report: ClassReport, latency: Latency) -> str:
     """Return the name of a class, with the part of it that never got there."""
     requests, reached = latency.quantiles.requests, latency.quantiles.reached
-    lost = "" if reached == requests else f", {100 * (1 - reached / requests):.1f} % failed"
+    lost = "" if reached == requests else f", {100 * (1 - reached / requests):.1f} % never got there"
     return class_label(report) + lost
 
 
@@ -155,7 +155,7 @@ def _end_where_requests_failed(figure: go.Figure, curves: Sequence[_Curve]) -> N
     if not curves:
         return
     figure.add_scatter(
-        name="failed from here on",
+        name="nobody gets further",
         x=[curve.ms[-1] for curve in curves],
         y=[curve.p[-1] for curve in curves],
         mode="markers",

@@ -169,10 +169,10 @@ def _mark_not_reached(figure: go.Figure, windows: Sequence[Window], position: in
             y=[slowest_ms * _ABOVE] * len(lost),
             mode="markers",
             marker={"symbol": "x", "size": 9, "color": series_colour(position)},
-            name="p50 not reached: too many failed",
+            name="p50 not reached: too few got there",
             legendgroup="not reached",
             showlegend=not any(trace.legendgroup == "not reached" for trace in figure.data),
-            hovertemplate="p50 not reached: too many failed<extra></extra>",
+            hovertemplate="p50 not reached: too few got there<extra></extra>",
         )
 
 

@@ -157,6 +157,8 @@ def _doubts(analysis: Analysis) -> Iterator[str]:
     wrong = sum(not check.holds for check in analysis.ingest.checks)
     if wrong:
         yield f"{wrong} of {len(analysis.ingest.checks)} counts that must agree do not"
+    if mismatches := sum(analysis.partition_mismatches.values()):
+        yield f"the stages of {mismatches:,} horizons do not add up"
     shares = [s for report in analysis.classes for s in report.unattributed.values() if s is not None]
     if max(shares, default=0.0) > UNATTRIBUTED_GOAL:
         yield f"up to {words.percent(max(shares))} % of the time is unattributed"
@@ -401,8 +403,9 @@ def _partitioned(report: ClassReport) -> Iterator[str]:
 
 
 def _load(analysis: Analysis) -> Table:
-    open_loop = all(load.open_loop for load in analysis.loads)
-    between = f"gaps are between {'intended sends' if open_loop else 'receipts'}"
+    told = {load.open_loop for load in analysis.loads}
+    sends = "intended sends" if told == {True} else "intended sends where all were told, else receipts"
+    between = f"gaps are between {sends if True in told else 'receipts'}"
     return Table(
         title="load",
         columns=("requests", "per s", "gaps CV", "in flight", "ended %"),

@@ -198,7 +198,7 @@ def _window(window: Window) -> dict[str, Any]:
 def _no_middle(window: Window, value_ns: int | None) -> str | None:
     if value_ns is not None:
         return None
-    return "not reached: too many failed" if window.arrived else "nothing arrived"
+    return "not reached: too many never got there" if window.arrived else "nothing arrived"
 
 
 def _instant(unix_ns: int) -> str:

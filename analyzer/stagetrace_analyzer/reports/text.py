@@ -119,7 +119,9 @@ def _table(table: Table) -> Iterator[RenderableType]:
 def _pairs(pairs: Sequence[tuple[str, str]], style: str) -> Grid:
     grid = _grid()
     for label, text in pairs:
-        grid.add_row(_text(label, style), _text(text))
+        # The whole name of a class heads its tables.
+        short = label if len(label) <= _LABEL_WIDTH else f"{label[: _LABEL_WIDTH - 3]}..."
+        grid.add_row(_text(short, style), _text(text))
     return grid
 
 

@@ -63,6 +63,7 @@ _BECAUSE: Final = {
     Reason.PAUSED.value: "the engine was paused",
     Reason.DEFERRED.value: "prefills were put off",
     Reason.UNKNOWN.value: "of a reason nobody recorded",
+    "other": "of other reasons",
 }
 
 _NS_PER_MS: Final = 1_000_000

@@ -12,7 +12,7 @@ SELECT
     classified.phase,
     count(*) AS items,
     avg(media.bytes) AS mean_bytes,
-    avg(media.width * media.height) AS mean_pixels,
+    avg(media.width::DOUBLE * media.height) AS mean_pixels,
     histogram(coalesce(media.processor_cache, 'unknown')) AS processor_cache,
     histogram(coalesce(media.encoder_cache, 'unknown')) AS encoder_cache
 FROM media

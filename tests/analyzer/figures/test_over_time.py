@@ -71,7 +71,7 @@ def test_windows_that_tell_nothing() -> None:
     (mark,) = [trace for trace in figure.data if trace.mode == "markers"]
     assert list(mark.x) == [ttft.x[9]]
     assert mark.y[0] > max(value for value in ttft.y if value is not None)
-    assert mark.name == "p50 not reached: too many failed"
+    assert mark.name == "p50 not reached: too few got there"
 
 
 def test_stages_are_stacked_by_window() -> None:

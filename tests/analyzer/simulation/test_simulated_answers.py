@@ -182,7 +182,7 @@ def test_survivors(tmp_path):
         assert latency.quantiles.p50.value_ns is None
         assert latency.survivors.requests == 50
     assert report.outcomes == {"ok": 50, "lost": 150}
-    assert "75.0 % failed" in report.ttft.quantiles.p50.reason
+    assert "75.0 % never got there" in report.ttft.quantiles.p50.reason
 
 
 @pytest.mark.parametrize(("open_loop", "requests", "p99_ms"), [(True, 500, 460.0), (False, 450, 10.0)])
