@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from dash import Dash
-from flask import Flask
+from dash.exceptions import DependencyException
+from flask import Flask, Response
 
 from stagetrace_dashboard import api, shell
 from stagetrace_dashboard.security import Door, guard
@@ -14,6 +15,7 @@ from stagetrace_dashboard.theme import CSS
 if TYPE_CHECKING:
     from stagetrace_dashboard.source import Source
 
+_NOT_FOUND: Final = 404
 _INDEX: Final = f"""\
 <!DOCTYPE html>
 <html lang="en">
@@ -59,4 +61,6 @@ def create_app(source: Source, door: Door, *, follow: bool = False) -> Dash:
     app.layout = shell.frame(source, follow=follow)
     shell.register(app, source, follow=follow)
     guard(server, door, app.csp_hashes())
+    # Dash has a fault of the server for a script that there is not.
+    server.register_error_handler(DependencyException, lambda _error: Response(status=_NOT_FOUND))
     return app

@@ -77,10 +77,20 @@ class Data:
         Raises:
             DataError: It took too long, or the files are no longer what they were.
         """
+
+        def ask_in_time(cursor: duckdb.DuckDBPyConnection) -> Answer:
+            stop = threading.Timer(self.limits.query_s, cursor.interrupt)
+            stop.daemon = True
+            stop.start()
+            try:
+                return question(cursor)
+            finally:
+                stop.cancel()
+
+        return self._ask(ask_in_time)
+
+    def _ask(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
         cursor = self._connection.cursor()
-        stop = threading.Timer(self.limits.query_s, cursor.interrupt)
-        stop.daemon = True
-        stop.start()
         try:
             return question(cursor)
         except duckdb.InterruptException as error:
@@ -93,12 +103,11 @@ class Data:
                 "the data cannot be read any more", hint="they have changed; open the dashboard again"
             ) from error
         finally:
-            stop.cancel()
             cursor.close()
 
     def ask_lists(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
         """Ask something that needs the list of requests, which is made first."""
-        self._lists.get(_ONE, lambda: list_requests(self._connection.cursor(), self.rules))
+        self._lists.get(_ONE, lambda: self._ask(lambda cursor: list_requests(cursor, self.rules)))
         return self.ask(question)
 
     def analysis(self, selection: Selection, *, by_phase: bool, rules: ClassRules | None = None) -> Analysis:

@@ -64,12 +64,13 @@ def picture_buttons(name: str, *, brush: bool = False) -> list[Component]:
     ]
 
 
-def download(text: str, href: str) -> Component:
-    """Return a link to a file."""
+def download(text: str, href: str, **identity: Any) -> Component:
+    """Return a link to a file, perhaps with an ``id``."""
     return html.A(
         dmc.Button(text, size="compact-xs", variant="default", tabIndex=-1),
         href=href,
         download="",
+        **identity,
         **spoken(f"download {text}"),
     )
 

@@ -14,7 +14,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from flask import Flask, Response, make_response, redirect, request
 
@@ -175,7 +175,7 @@ def _ask_for_token() -> BaseResponse:
 
 def _own_path() -> str:
     """The path as one that cannot lead to another host."""
-    return f"/{request.path.lstrip('/')}"
+    return f"/{quote(request.path.lstrip('/'))}"
 
 
 def _without_token() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import traceback
@@ -131,7 +132,10 @@ def render(view: View, data: Data, theme: Theme) -> Component:
         [
             dmc.Title(page.title, order=1, size="h3"),
             html.A(
-                "JSON", href=f"/api/{page.name}{view.search}", style={"color": "var(--mantine-color-anchor)"}
+                "JSON",
+                id=f"{page.name}-json",
+                href=f"/api/{page.name}{view.search}",
+                style={"color": "var(--mantine-color-anchor)"},
             ),
         ],
         justify="space-between",
@@ -153,6 +157,7 @@ def register(app: Dash, source: Source, *, follow: bool) -> None:
     _register_pages(app, source)
     _register_choices(app, source)
     _register_requests(app, source)
+    _register_links(app)
     _register_refresh(app)
     _register_age(app, source, follow=follow)
     _register_pictures(app)
@@ -277,6 +282,21 @@ def _register_requests(app: Dash, source: Source) -> None:
         except UsageError:
             return no_update
         return guarded(lambda: requests.details(view, source.data, theme_of(scheme)))
+
+
+def _register_links(app: Any) -> None:
+    # The page stays when rows are sorted or chosen, and its links follow.
+    page = requests.PAGE
+    for identity, address in (
+        (f"{page.name}-json", f"/api/{page.name}"),
+        (requests.CSV, page.csv_href(View(page.name), "list")),
+    ):
+        app.clientside_callback(
+            f"(search) => {json.dumps(address)} + search",
+            Output(identity, "href"),
+            Input("url", "search"),
+            prevent_initial_call=True,
+        )
 
 
 def _register_refresh(app: Any) -> None:

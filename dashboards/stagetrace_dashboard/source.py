@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagetrace.errors import StagetraceError
-from stagetrace.spool import is_spool
 from stagetrace_analyzer.commands.options import datasets_of
 from stagetrace_analyzer.dataset import is_dataset
 from stagetrace_dashboard.data import Data
@@ -76,34 +75,47 @@ class Source:
         if not (has_changed or self._is_spool_due()):
             return False
         try:
-            new = self._read(self.data.number + 1)
+            new = self._read_news(has_changed=has_changed)
         except (StagetraceError, OSError) as error:
             self.problem = str(error)
             return False
         self.problem = None
-        if not has_changed and new.data.has_same_requests(self.data):
-            new.close()
+        if new is None:
             return False
-        new.data.warm()
         before, self._before, self._state = self._before, self._state, new
         if before is not None:
             before.close()
         return True
 
     def _is_spool_due(self) -> bool:
-        has_spools = any(is_spool(path) and not is_dataset(path) for path in self._paths)
-        return has_spools and time.monotonic() >= self._next_spool_s
+        # Also a folder that is gone, so that this is told.
+        has_others = any(not is_dataset(path) for path in self._paths)
+        return has_others and time.monotonic() >= self._next_spool_s
+
+    def _read_news(self, *, has_changed: bool) -> _State | None:
+        """Read the data again, and make what the first page needs; None if nothing has come."""
+        with ExitStack() as stack:
+            new = self._read(self.data.number + 1)
+            stack.callback(new.close)
+            if not has_changed and new.data.has_same_requests(self.data):
+                return None
+            new.data.warm()
+            stack.pop_all()
+            return new
 
     def _read(self, number: int) -> _State:
         files, began_s = _files(self._paths), time.monotonic()
-        with ExitStack() as stack:
-            folders = stack.enter_context(datasets_of(self._paths))
-            data = stack.enter_context(
-                closing(Data(number, folders, time.time_ns(), self._rules, self.limits))
-            )
-            state = _State(data, stack.pop_all())
-        took_s = time.monotonic() - began_s
-        self._next_spool_s = time.monotonic() + max(self.limits.poll_s, took_s / self.limits.spool_share)
+        try:
+            with ExitStack() as stack:
+                folders = stack.enter_context(datasets_of(self._paths))
+                data = stack.enter_context(
+                    closing(Data(number, folders, time.time_ns(), self._rules, self.limits))
+                )
+                state = _State(data, stack.pop_all())
+        finally:
+            now_s = time.monotonic()
+            pause_s = max(self.limits.poll_s, (now_s - began_s) / self.limits.spool_share)
+            self._next_spool_s = now_s + pause_s
         self._read_files = files
         return state
 
@@ -150,6 +162,6 @@ def _stats(dataset: Path) -> Iterator[tuple[str, int, int]]:
     for path in dataset.glob("*/*.parquet"):
         try:
             status = path.stat()
-        except FileNotFoundError:
+        except OSError:
             continue
         yield str(path), status.st_mtime_ns, status.st_size

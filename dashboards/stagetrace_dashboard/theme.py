@@ -53,6 +53,7 @@ body{{background:var(--st-page)}}
 .st-figure{{font-variant-numeric:tabular-nums;text-align:right}}
 .st-alarm{{color:var(--st-alarm)}}
 .st-wrap{{overflow-wrap:anywhere}}
+.st-whole{{white-space:nowrap}}
 :focus-visible{{outline:2px solid #228be6;outline-offset:2px}}
 .st-skip{{position:absolute;left:-999px}}
 .st-skip:focus{{left:8px;top:8px;z-index:1000;background:var(--mantine-color-body);padding:8px}}

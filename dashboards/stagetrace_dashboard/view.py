@@ -188,7 +188,7 @@ def _flag(text: str) -> bool:
 
 
 def _requests(text: str) -> tuple[RequestKey, ...]:
-    keys = tuple(RequestKey(*map(_number, key.split("-", 1))) for key in text.split(","))
+    keys = tuple(dict.fromkeys(RequestKey(*map(_number, key.split("-", 1))) for key in text.split(",")))
     if len(keys) > _MOST_REQUESTS:
         raise ValueError(text)
     return keys
@@ -261,5 +261,7 @@ def _pairs(search: str) -> list[tuple[str, str]]:
         raise UsageError("the address is not understood", hint="open the page from its menu") from error
     for name, text in pairs:
         if len(text) > _LONGEST and name in _FIELDS:
-            raise UsageError(f"the address has a {name} that is too long", hint="open the page from its menu")
+            raise UsageError(
+                f"the address has a value of {name} that is too long", hint="open the page from its menu"
+            )
     return pairs

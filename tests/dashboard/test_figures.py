@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from dashboarding import MS
 
@@ -114,6 +116,19 @@ def test_every_interval_is_a_bar(story):
         "<b>steps of the engine</b>",
         "steps e",
     )
+
+
+def test_a_stage_of_two_processes_has_two_lanes(story):
+    """A wait that begins in the server and goes on in the engine stands with both, and moves nothing else."""
+    both = [interval("prefill.wait", 8, 2), *story.stages, interval("encode", 45, 5, "engine", first_step=2)]
+    figure = waterfall(dataclasses.replace(story, stages=both))
+    places = figure.layout.yaxis.tickvals
+    assert places == tuple(range(len(places)))
+    titles = figure.layout.yaxis.ticktext
+    assert titles[2:6] == ("prefill.wait", "respond", "respond (first token)", "<b>engine e</b>")
+    assert titles[6:8] == ("prefill.wait", "encode")
+    on_lane = {(y, base) for trace in figure.data for y, base in zip(trace.y, trace.base, strict=True)}
+    assert {(2, 8), (6, 10), (7, 45)} <= on_lane
 
 
 def test_waits_are_hatched_and_say_why(story):

@@ -148,6 +148,11 @@ def test_two_requests_are_side_by_side(data):
     assert closing == {"/requests?requests=0-343", "/requests?requests=0-344"}
 
 
+def test_one_request_twice_is_one(data):
+    """An address that names a request twice shows it once."""
+    assert shown("/requests?requests=0-344,0-344", data) == shown("/requests?requests=0-344", data)
+
+
 def test_the_third_request_takes_the_place_of_the_first():
     """No more than two are shown: the last ones that were chosen."""
     view = View("requests", requests=(RequestKey(0, 1), RequestKey(0, 2)))
@@ -171,6 +176,33 @@ def test_engine_draws_steps_by_themselves_when_they_are_few(data):
     closer = engine.read_steps(second, data)
     assert closer.are_single
     assert len(closer.stretches) == closer.steps > 0
+
+
+def test_an_engine_of_other_data_says_so(data):
+    """A link to an engine that is not there says that, not that nothing was recorded."""
+    found = said("/engine?engine=0-gone", data)
+    assert "No such engine" in found
+    assert "vllm serve" not in found
+
+
+def test_overview_says_how_many_requests_it_shows(data):
+    """With a class or a phase chosen, the count of all is followed by that of the shown ones."""
+    address = "/overview?phase=mixture"
+    shown_ones = sum(
+        report.requests
+        for report in overview.shown(parse_view(*address[1:].split("?")), data.analysis_of(View()))
+    )
+    assert f"Shown here are {shown_ones:,} of them." in said(address, data)
+    assert "Shown here" not in said("/overview", data)
+
+
+def test_quality_shows_what_limits_it(tmp_path):
+    """Each choice that the figures of data quality follow can be seen and taken back there."""
+    rows = [request_row(n, phase=f"p{n}", model=f"m{n}", arm=f"a{n}", instance=f"s{n}") for n in range(2)]
+    with opened(write(tmp_path, requests=rows)) as source:
+        found = shown("/quality?by_phase=0&phase=p0&model=m0&arm=a0&instance=s0", source.data)
+    chosen = {control["label"]: control["value"] for control in components(found, "Select")}
+    assert chosen == {"phase": "p0", "model": "m0", "arm": "a0", "server": "s0"}
 
 
 def test_nothing_recorded_says_what_would_record(tmp_path):

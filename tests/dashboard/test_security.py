@@ -90,11 +90,17 @@ def test_the_token_in_an_address_is_kept_once(closed):
     assert closed().get("/api/status").status_code == 401
 
 
-def test_the_redirect_stays_here(closed):
-    """A path that browsers take for another host leads to a path of this one."""
-    environment = {"PATH_INFO": "//evil.example/x"}
+@pytest.mark.parametrize(
+    ("path", "own"), [("//evil.example/x", "/evil.example/x"), ("/\\evil.example", "/%5Cevil.example")]
+)
+def test_the_redirect_stays_here(closed, path, own):
+    """A path that browsers take for another host leads to a path of this one; so does the form."""
+    environment = {"PATH_INFO": path}
     answer = closed().get("/", query_string={"token": TOKEN}, environ_overrides=environment)
-    assert answer.headers["Location"] == "/evil.example/x"
+    assert answer.headers["Location"] == own
+    form = closed().get("/", headers={"Accept": "text/html"}, environ_overrides=environment)
+    assert f'action="{own}"' in form.text
+    assert f'href="{own}"' in form.text
 
 
 def test_who_comes_by_a_browser_can_type_the_token(closed):
@@ -150,3 +156,9 @@ def test_pages_may_run_their_own_scripts_only(client):
     assert "sha256-" in scripts
     assert "frame-ancestors 'none'" in policy
     assert client.get("/api/status").headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_a_script_that_is_not_there_is_no_fault(client, capfd):
+    """Who asks for scripts of other packages gets nothing, and the terminal stays quiet."""
+    assert client.get("/_dash-component-suites/os/os.py").status_code == 404
+    assert not capfd.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -7,6 +8,8 @@ from busy_spool import write_spool
 from dashboarding import MS, client_of, opened, request_row, write
 
 from stagetrace.errors import DataError, UsageError
+from stagetrace_dashboard.data import Data
+from stagetrace_dashboard.pages import PAGES
 from stagetrace_dashboard.shell import about, data_age
 from stagetrace_dashboard.source import Follower
 
@@ -47,6 +50,36 @@ def test_a_broken_dataset_leaves_what_was_read(tmp_path):
         assert source.data.span.requests == 4
 
 
+def test_data_that_vanish_are_said_and_come_back(tmp_path, monkeypatch):
+    """Files that go while they are made ready leave what was read; the same look later finds them again."""
+    write(tmp_path, requests=requests(3))
+    with opened(tmp_path) as source:
+        write(tmp_path, requests=requests(4))
+        source.refresh()
+        with monkeypatch.context() as gone:
+            gone.setattr(
+                Data,
+                "warm",
+                lambda data: [path.unlink() for path in tmp_path.glob("*/*.parquet")] and data.choices(),
+            )
+            assert not source.refresh()
+        assert "cannot be read" in source.problem
+        assert source.data.number == 1
+        write(tmp_path, requests=requests(5))
+        source.refresh()
+        assert source.refresh()
+        assert (source.problem, source.data.span.requests) == (None, 5)
+
+
+def test_a_folder_that_is_gone_is_no_fault(tmp_path):
+    """Pages and their twins say that the data cannot be read any more."""
+    write(tmp_path / "data", requests=requests(3))
+    with opened(tmp_path / "data") as source:
+        shutil.rmtree(tmp_path / "data")
+        client = client_of(source)
+        assert [client.get(f"/api/{page}").status_code for page in PAGES] == [503] * len(PAGES)
+
+
 def test_a_growing_spool_is_followed(tmp_path):
     """Requests that a server records while the dashboard runs are shown, a state later."""
     busy = write_spool(tmp_path, 10)
@@ -63,6 +96,22 @@ def test_a_growing_spool_is_followed(tmp_path):
         assert source.data.span.requests > first
         assert client_of(source, None).get("/api/status").json["state"] == source.data.number
     assert len(busy.recorders) == len(more.recorders)
+
+
+def test_a_spool_that_is_gone_is_told(tmp_path):
+    """What was read is still shown, with the reason why there is no news; a new spool in its place is read."""
+    spool = tmp_path / "spool"
+    busy = write_spool(spool, 10)
+    with opened(spool, poll_s=0.0, spool_share=1e6) as source:
+        shutil.rmtree(spool)
+        assert not source.refresh()
+        assert "does not exist" in source.problem
+        assert source.data.span.requests > 0
+        new = write_spool(spool, 5, seed=2)
+        assert source.refresh()
+        assert source.problem is None
+    assert busy.recorders
+    assert new.recorders
 
 
 def test_a_spool_without_news_stays_as_it_is(tmp_path):

@@ -34,7 +34,7 @@ VIEWS = st.builds(
     descending=st.booleans(),
     engine=NAMES,
     split=st.sampled_from([None, *SPLITS]),
-    requests=st.lists(KEYS, max_size=2).map(tuple),
+    requests=st.lists(KEYS, max_size=2, unique=True).map(tuple),
 )
 
 

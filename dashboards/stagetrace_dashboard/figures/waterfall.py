@@ -124,7 +124,10 @@ def _lanes(groups: Sequence[tuple[str, Sequence[_Bar]]]) -> dict[tuple[str, ...]
         lanes[_HEADING, title] = len(lanes)
         found = {bar.lane for bar in bars}
         stages = in_order({lane[1] for lane in found if lane[0] == "stage"})
-        in_place = [("stage", name, only) for name in stages for only in ("", _TTFT_ONLY)]
+        roles = {lane[3] for lane in found if lane[0] == "stage"}
+        in_place = [
+            ("stage", name, only, role) for name in stages for only in ("", _TTFT_ONLY) for role in roles
+        ]
         others = sorted(lane for lane in found if lane[0] != "stage")
         for lane in [*(lane for lane in in_place if lane in found), *others]:
             lanes[lane] = len(lanes)
@@ -134,7 +137,7 @@ def _lanes(groups: Sequence[tuple[str, Sequence[_Bar]]]) -> dict[tuple[str, ...]
 def _lane_text(lane: tuple[str, ...]) -> str:
     if lane[0] == _HEADING:
         return f"<b>{plain(lane[1])}</b>"
-    return plain("".join(lane[1:]))
+    return plain("".join(lane[1:3]))
 
 
 def _by_look(bars: Iterable[_Bar]) -> Iterable[list[_Bar]]:
@@ -162,7 +165,8 @@ def _interval_bar(stage: StageInterval, story: Story) -> _Bar:
     if stage.item is not None:
         lines.append(f"media item {stage.item}")
     return _Bar(
-        lane=("stage", stage.stage, only),
+        # A stage may be in two processes: each has a lane of its own for it.
+        lane=("stage", stage.stage, only, stage.role),
         begin_ns=stage.begin_ns,
         duration_ns=stage.duration_ns,
         # A line in the bar's own colour: the shortest interval still is a line that is seen.

@@ -60,6 +60,12 @@ class Steps:
 def layout(view: View, data: Data, theme: Theme) -> Component:
     """Return the steps over time, and the longest of them."""
     found = read_steps(view, data)
+    if found is None and data.engines():
+        return stack(
+            *_choice(view, data),
+            nothing("No such engine", "The data have no steps of this engine; they may be of other data."),
+            link("show the first engine", view.choose(engine=None).href),
+        )
     if found is None:
         return nothing(
             "No steps were recorded",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import dash_mantine_components as dmc
@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 from stagetrace.stages import Horizon
 from stagetrace_analyzer.figures.partition import PartitionOptions, stage_partition
-from stagetrace_analyzer.reports.document import ClassSection, document_of
+from stagetrace_analyzer.reports.document import ClassSection, Document, document_of
 from stagetrace_analyzer.reports.json_report import to_dict
 from stagetrace_analyzer.reports.words import title
 from stagetrace_dashboard.page import Page, Table
@@ -60,7 +60,7 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
     answers = dict(document.answers)
     figure = stage_partition(reports, PartitionOptions(view.horizon, theme=theme))
     return stack(
-        *_headline(document.headline, document.selection, document.alarms),
+        *_headline(_texts(reports, analysis, document), document.alarms),
         dmc.SimpleGrid(
             [
                 _class_card(report, answers[title(report)], sections[title(report)], view)
@@ -90,8 +90,15 @@ def _of_class(report: ClassReport) -> dict[str, str]:
     return chosen if report.phase is None else chosen | {"phase": report.phase}
 
 
-def _headline(headline: str, selection: str, alarms: Sequence[str]) -> Iterator[Component]:
-    yield dmc.Text(" ".join(f"{text}." for text in (headline, selection) if text), c="dimmed")
+def _texts(reports: Sequence[ClassReport], analysis: Analysis, document: Document) -> Iterator[str]:
+    yield document.headline
+    yield document.selection
+    if len(reports) < len(analysis.classes):
+        yield f"Shown here are {sum(report.requests for report in reports):,} of them"
+
+
+def _headline(texts: Iterable[str], alarms: Sequence[str]) -> Iterator[Component]:
+    yield dmc.Text(" ".join(f"{text}." for text in texts if text), c="dimmed")
     for alarm in alarms:
         yield dmc.Alert(alarm, color="red", variant="light")
 
@@ -118,7 +125,7 @@ def _try_first(remedies: Sequence[Remedy]) -> Iterator[Component]:
 
 def remedy_in_words(remedy: Remedy) -> Component:
     """Return a remedy with its option and how one sees that it worked."""
-    option = [] if remedy.option is None else [" ", dmc.Code(remedy.option)]
+    option = [] if remedy.option is None else [" ", dmc.Code(remedy.option, className="st-whole")]
     return dmc.Text(
         [remedy.advice, *option, dmc.Text(f"Worked if: {remedy.check}", c="dimmed", size="sm")], size="sm"
     )

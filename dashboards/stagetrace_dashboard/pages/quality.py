@@ -126,8 +126,8 @@ def _checks(quality: Quality) -> Component:
 
 def _verdict(check: Checked) -> Component:
     if check.holds:
-        return dmc.Text("agrees", size="sm", c="dimmed")
-    return dmc.Text("disagrees", size="sm", fw=700, className="st-alarm")
+        return dmc.Text("agrees", size="sm", c="dimmed", className="st-whole")
+    return dmc.Text("disagrees", size="sm", fw=700, className="st-alarm st-whole")
 
 
 def _processes(quality: Quality) -> Component:
@@ -201,7 +201,7 @@ PAGE: Final = Page(
     title="Data quality",
     layout=layout,
     twin=twin,
-    filters=("by_phase",),
+    filters=("phase", "model", "arm", "instance", "by_phase"),
     tables={"ingest": ingest_table},
     needs_requests=False,
 )

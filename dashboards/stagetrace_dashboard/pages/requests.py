@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 GRID: Final = "requests-grid"
 DETAILS: Final = "request-details"
+CSV: Final = "requests-csv"
 
 _GRID_HEIGHT: Final = "min(46vh, 620px)"
 _CSV_BLOCK: Final = 10_000
@@ -45,11 +46,11 @@ _COLUMNS: Final = {
     "traffic_class": ("class", 120),
     "phase": ("phase", 105),
     "outcome": ("outcome", 90),
-    "ttft_ns": ("TTFT, ms", 95),
-    "completion_ns": ("completion, ms", 125),
-    "waited_ns": ("waited, ms", 105),
+    "ttft_ns": ("TTFT, ms", 110),
+    "completion_ns": ("completion, ms", 140),
+    "waited_ns": ("waited, ms", 115),
     "longest_wait": ("waited longest in", 150),
-    "media_items": ("media", 80),
+    "media_items": ("media", 90),
     "pixels": ("pixels", 100),
     "prompt_tokens": ("prompt", 90),
     "output_tokens": ("output", 90),
@@ -84,7 +85,7 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
         card(
             f"{found:,} requests",
             grid,
-            actions=[download("CSV", PAGE.csv_href(view, "list"))],
+            actions=[download("CSV", PAGE.csv_href(view, "list"), id=CSV)],
             note="A row shows the request below; with Ctrl, or its box, a second one beside it.",
         ),
         below,
