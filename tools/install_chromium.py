@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-LIMIT_S = 300
+LIMIT_S = 120
 
 
 def installed() -> bool:
@@ -31,9 +31,9 @@ def installed() -> bool:
 def ways() -> Iterator[list[str]]:
     """Commands that may install one, the likeliest first."""
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        yield ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
-        yield ["apt-get", "update"]
-        yield ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", "chromium"]
+        yield install
+        yield ["sh", "-c", f"apt-get update && {' '.join(install)}"]
     yield [sys.executable, "-m", "playwright", "install", "chromium"]
 
 
