@@ -119,7 +119,7 @@ def rules_of(fields: str, names: str = "abc") -> st.SearchStrategy[ClassRules]:
     return rules.map(lambda found: ClassRules(tuple(found)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     rules_of("pixels max_tokens stream output_tokens cached_tokens"),
     st.fixed_dictionaries(

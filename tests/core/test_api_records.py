@@ -126,7 +126,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 60), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_order_of_records_does_not_matter(tmp_path_factory, events, ended, order):
     """Any events are read, cover the request exactly, and mean the same in any order."""
     folder = tmp_path_factory.mktemp("spool")

@@ -235,7 +235,7 @@ NOT_IN_THE_SCENE = {
 
 
 @given(DAMAGE)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_damaged_files_are_read(tmp_path_factory, sound, damage):
     """Whatever happens to the files of a spool, it is read, and what is read of it is possible."""
     folder = tmp_path_factory.mktemp("damaged")
