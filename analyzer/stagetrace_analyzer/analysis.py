@@ -171,7 +171,6 @@ def _classify(
     selection: Selection,
     newest_unix_ns: int | None,
 ) -> None:
-    connection.execute(sql("facts"))
     classed, class_parameters = rules.case_expression()
     selected, parameters = selection.sql(newest_unix_ns)
     query = sql("classify").replace("{traffic_class}", classed).replace("{selected}", selected)

@@ -56,7 +56,6 @@ def read_contents(datasets: Sequence[Path], rules: ClassRules) -> Contents:
     """
     case, parameters = rules.case_expression()
     with open_dataset(datasets) as connection:
-        connection.execute(sql("facts"))
         query = sql("contents").format(traffic_class=case)
         ((requests, oldest, newest, classes, *names),) = connection.execute(query, parameters).fetchall()
     found = set(classes or ())

@@ -8,6 +8,7 @@ duration or an offset in nanoseconds.  A null is an unknown fact, never zero.
 from __future__ import annotations
 
 import glob
+import importlib.resources
 import os
 import tempfile
 import uuid
@@ -246,7 +247,8 @@ def write_tables(
 def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     """Open datasets as one: a connection with a view for every table of `TABLES`.
 
-    Every view has the table's columns and ``dataset``, the number of the folder
+    ``facts`` is a view beside them: requests with what class rules ask for.  Every
+    view has the table's columns and ``dataset``, the number of the folder
     a row comes from: a request is identified by ``(dataset, request)``.  A
     folder that is named twice is read once.
 
@@ -262,6 +264,9 @@ def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(config=_configuration())
     for name, by_folder in parts.items():
         _create_view(connection, name, by_folder)
+    connection.execute(
+        (importlib.resources.files(__package__) / "sql" / "facts.sql").read_text(encoding="utf-8")
+    )
     return connection
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from stagetrace.errors import UsageError
 from stagetrace_analyzer.classes import load_rules
 from stagetrace_analyzer.dataset import open_dataset
-from stagetrace_analyzer.population import sql
 from stagetrace_analyzer.selection import Selection, parse_selection
 
 S = 10**9
@@ -24,7 +23,6 @@ def recorded():
     """The run that ships with the package, and when its newest request came."""
     source = importlib.resources.files("stagetrace_analyzer.demo") / "recorded" / "dataset"
     with importlib.resources.as_file(source) as folder, open_dataset([folder]) as connection:
-        connection.execute(sql("facts"))
         (newest,) = connection.execute("SELECT max(received_unix_ns) FROM requests").fetchone()
         yield connection, newest
 

@@ -27,12 +27,7 @@ RECORDED = importlib.resources.files("stagetrace_analyzer.demo") / "recorded" / 
 HORIZONS = ("ttft", "completion")
 
 CLASSED = """
-    WITH facts AS (
-        SELECT *, CASE WHEN media_items > 0 THEN 'image' WHEN media_items = 0 THEN 'text' END AS modality
-        FROM requests
-        WHERE outcome = 'ok'
-    ),
-    classed AS (SELECT request, {traffic_class} AS traffic_class FROM facts)
+    WITH classed AS (SELECT request, {traffic_class} AS traffic_class FROM facts WHERE outcome = 'ok')
 """
 """Class of every request that ended well."""
 

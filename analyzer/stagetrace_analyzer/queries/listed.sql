@@ -17,13 +17,7 @@
 --   outcome, error_code, ended_stage
 --   media_items, pixels, prompt_tokens, output_tokens, max_tokens  counts, null if unknown
 CREATE OR REPLACE TABLE listed AS
-WITH facts AS (
-    SELECT
-        *,
-        CASE WHEN media_items > 0 THEN 'image' WHEN media_items = 0 THEN 'text' END AS modality
-    FROM requests
-),
-by_stage AS (
+WITH by_stage AS (
     SELECT dataset, request, stage, kind = 'wait' AS is_wait, sum(duration_ns)::BIGINT AS spent_ns
     FROM stages
     WHERE horizon IN ('both', 'ttft')
