@@ -36,7 +36,42 @@ _MS_PER_S: Final = 1000
 
 def frame(source: Source, *, follow: bool) -> Component:
     """Return what stays while pages come and go."""
-    header = dmc.AppShellHeader(
+    every_ms = int(source.limits.poll_s * _MS_PER_S) if follow else _AGE_MS
+    targets: Any = {"page": "children"}
+    page = dcc.Loading(
+        html.Div(id="page"),
+        delay_show=250,
+        target_components=targets,
+        custom_spinner=dmc.Loader(size="lg", **spoken("loading")),
+        overlay_style={"visibility": "visible", "opacity": 0.5},
+    )
+    return dmc.MantineProvider(
+        [
+            html.A("to the page", href="#page", className="st-skip"),
+            dcc.Location(id="url", refresh="callback-nav"),
+            dcc.Interval(id="tick", interval=every_ms),
+            dcc.Store(id="generation", data=source.data.number),
+            dcc.Store(id="theme"),
+            dcc.Store(id="shown"),
+            dcc.Store(id="nowhere"),
+            dmc.AppShell(
+                [
+                    _header(),
+                    dmc.AppShellNavbar(html.Nav(id="menu", **spoken("pages")), p="xs"),
+                    dmc.AppShellMain(page, className="st-main"),
+                ],
+                header={"height": HEADER_PX},
+                navbar={"width": NAVBAR_PX, "breakpoint": "sm"},
+                padding="md",
+            ),
+        ],
+        theme=MANTINE,
+        defaultColorScheme="auto",
+    )
+
+
+def _header() -> Component:
+    return dmc.AppShellHeader(
         dmc.Group(
             [
                 dmc.Group(
@@ -65,38 +100,6 @@ def frame(source: Source, *, follow: bool) -> Component:
             px="md",
             wrap="nowrap",
         )
-    )
-    every_ms = int(source.limits.poll_s * _MS_PER_S) if follow else _AGE_MS
-    targets: Any = {"page": "children"}
-    page = dcc.Loading(
-        html.Div(id="page"),
-        delay_show=250,
-        target_components=targets,
-        custom_spinner=dmc.Loader(size="lg", **spoken("loading")),
-        overlay_style={"visibility": "visible", "opacity": 0.5},
-    )
-    return dmc.MantineProvider(
-        [
-            html.A("to the page", href="#page", className="st-skip"),
-            dcc.Location(id="url", refresh="callback-nav"),
-            dcc.Interval(id="tick", interval=every_ms),
-            dcc.Store(id="generation", data=source.data.number),
-            dcc.Store(id="theme"),
-            dcc.Store(id="shown"),
-            dcc.Store(id="nowhere"),
-            dmc.AppShell(
-                [
-                    header,
-                    dmc.AppShellNavbar(html.Nav(id="menu", **spoken("pages")), p="xs"),
-                    dmc.AppShellMain(page, className="st-main"),
-                ],
-                header={"height": HEADER_PX},
-                navbar={"width": NAVBAR_PX, "breakpoint": "sm"},
-                padding="md",
-            ),
-        ],
-        theme=MANTINE,
-        defaultColorScheme="auto",
     )
 
 
