@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import io
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -108,13 +109,21 @@ def test_formats(argv: list[str], expected: Format, tmp_path: Path, monkeypatch)
 
 @contextlib.contextmanager
 def terminal():
-    """Make standard output and standard error a terminal; yields what reads the other end."""
+    """Make standard output and standard error a terminal; yields what reads there until a text was shown."""
     other_end, end = os.openpty()
+
+    def read(until: str) -> str:
+        # A terminal hands over what was written in pieces, each a little later.
+        shown = b""
+        while until.encode() not in shown and select.select([other_end], [], [], 10)[0]:
+            shown += os.read(other_end, 1 << 16)
+        return shown.decode()
+
     with os.fdopen(end, "w", encoding="utf-8") as file, pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "stdout", file)
         patched.setattr(sys, "stderr", file)
         patched.setenv("TERM", "xterm")
-        yield lambda: os.read(other_end, 1 << 16).decode()
+        yield read
     os.close(other_end)
 
 
@@ -136,7 +145,7 @@ def test_progress_is_shown_on_a_terminal() -> None:
             assert progress is not None
             progress(50, 200)
             progress(200, 200)
-        shown = read()
+        shown = read(until="100%")
     assert "analyzing" in shown
     assert "100%" in shown
 
