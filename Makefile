@@ -27,7 +27,7 @@ check: $(DEV)  ## format, lint, types, docs and the fast tests
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not live and not browser"
+	$(BIN)/python -m pytest -q -n 2 -m "not (live or browser or slow)"
 
 bench: $(VLLM) $(CHROMIUM)  ## cost of recording, of a traced request, of reading, exporting and analyzing
 	$(BIN)/python tests/benchmarks/recording.py

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 
+import needs
 import pytest
 from pacing import Pace
 
@@ -66,7 +67,7 @@ async def visible_text(url, media):
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory):
     """The demonstration's model: encoding an image costs clearly more than its prefill."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import DEMO, make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "demo", DEMO)

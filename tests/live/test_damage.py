@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import aiohttp
+import needs
 import pytest
 import serve_as_the_command
 from damage import DAMAGE, check_whatever_is_read, damaged, lay_out, mounted, written
@@ -262,7 +263,7 @@ def test_killed_process(model, tmp_path, tell, role):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model that costs next to nothing."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny", TINY)

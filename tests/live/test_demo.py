@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
+import needs
 
-pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+needs.vllm()
 
 
 def start_demo(folder, *arguments):

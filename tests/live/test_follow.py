@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import aiohttp
+import needs
 import pytest
 from receivers import attributes, grpc_receiver
 from scenes import Client, Stream, body, gone, small_image, words
@@ -24,7 +25,7 @@ SENT = 40
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
     """A model that costs next to nothing."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny", TINY)

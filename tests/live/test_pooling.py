@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import needs
 import pytest
 from kinds import ask, check_joined, check_server, post, spent, tokens_told
 from scenes import fetching, part, play
@@ -23,7 +24,7 @@ IMAGE_TOKENS = 208
 @pytest.fixture(scope="module")
 def pooling_server(tmp_path_factory, start_server):
     """The smallest model as one that makes embeddings, with a media cache."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     model = make_model(tmp_path_factory.mktemp("model") / "tiny", TINY)

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 from stagetrace_analyzer.remedies import REMEDIES
 
-pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+needs.vllm()
 
 NAMES = re.compile(r"--[a-z][a-z-]+|\bVLLM_[A-Z_]+")
 OPTIONS = sorted({remedy.option for remedy in REMEDIES if remedy.option})

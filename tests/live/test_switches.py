@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
+import needs
 import pytest
 
 from stagetrace import partition, read_spool
@@ -72,7 +73,7 @@ def switched(tiny_model, start_server):
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory):
     """A model that answers quickly."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny", TINY)

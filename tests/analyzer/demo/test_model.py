@@ -12,6 +12,8 @@ import pytest
 from stagetrace.errors import MissingExtraError, UsageError
 from stagetrace_analyzer.demo.model import DEMO, MARKER, TINY, WORDS, make_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def libraries():

@@ -19,6 +19,8 @@ from stagetrace_analyzer.results import Region
 from stagetrace_analyzer.simulation.stations import Visit, fcfs
 from stagetrace_analyzer.simulation.traffic import exponential_ns, poisson_ns
 
+pytestmark = pytest.mark.slow
+
 RUNS = 200
 SERVICE_S = 0.1
 REQUESTS = {0.5: 10_000, 0.8: 30_000}

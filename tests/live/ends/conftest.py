@@ -6,6 +6,7 @@ import json
 from typing import NamedTuple
 
 import duckdb
+import needs
 import pytest
 from scenes import SECRET
 
@@ -91,7 +92,7 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A model that costs next to nothing."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     return make_model(tmp_path_factory.mktemp("model") / "tiny", TINY)

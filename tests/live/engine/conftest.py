@@ -10,6 +10,7 @@ import importlib
 import warnings
 from concurrent.futures import Future
 
+import needs
 import pytest
 from transfers import Transfers, connector_classes
 
@@ -276,7 +277,7 @@ class Driver:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """A model whose configuration is all that is used of it."""
-    pytest.importorskip("vllm", reason="needs vLLM: make test installs it")
+    needs.vllm()
     from stagetrace_analyzer.demo.model import TINY, make_model
 
     return make_model(tmp_path_factory.mktemp("engine-model") / "tiny", TINY)
