@@ -42,6 +42,9 @@ class Process:
         hooks_off: Hook points that were not as known, so that nothing is recorded there.
         gaps: When it did not record, and why.
         cost: What recording has cost its busy thread.
+        roles: What it does: ``api``, ``engine``, ``worker``, or a role of its own; in alphabetical order.
+        readings: Both clocks whenever it opened a segment, in that order.
+        records: Number of records that it wrote.
     """
 
     header: SegmentHeader
@@ -49,6 +52,9 @@ class Process:
     hooks_off: tuple[str, ...]
     gaps: tuple[Gap, ...]
     cost: Cost
+    roles: tuple[str, ...]
+    readings: tuple[ClockPair, ...]
+    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +197,7 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
         set_aside["contradicted_step"] += mark_contradicted(one, mine)
     still_open = [request for request in requests if request.outcome is None]
     set_aside["open_request"] += len(still_open)
-    processes = {
-        r.header.process: Process(r.header, r.facts, tuple(r.hooks_off), tuple(r.gaps), r.cost)
-        for r in readers
-    }
+    processes = {reader.header.process: _process(reader) for reader in readers}
     return SpoolData(
         requests=sorted((r for r in requests if r.outcome is not None), key=lambda r: r.received),
         open_requests=still_open,
@@ -213,6 +216,23 @@ def _join(readers: Sequence[ProcessRecords], set_aside: Counter[str]) -> SpoolDa
             *reconcile(sum(r.received for r in readers), requests, engine_parts),
             *_clock_checks(readers),
         ],
+    )
+
+
+def _process(reader: ProcessRecords) -> Process:
+    """Return who wrote; an engine may run its worker itself, and the first record tells one role only."""
+    did = {"api": reader.requests, "engine": reader.steps, "worker": reader.worker_steps}
+    roles = reader.roles | {role for role, some in did.items() if some}
+    return Process(
+        header=reader.header,
+        facts=reader.facts,
+        hooks_off=tuple(reader.hooks_off),
+        gaps=tuple(reader.gaps),
+        cost=reader.cost,
+        # The role "process" is that of one whose first record tells none.
+        roles=tuple(sorted(roles - {"process"} or roles)),
+        readings=tuple(reader.pairs),
+        records=reader.records,
     )
 
 

@@ -1,4 +1,4 @@
-"""The dataset: typed Parquet tables of requests, media, stages and steps.
+"""The dataset: typed Parquet tables of requests, media, stages, steps and clocks.
 
 Every other part of the analyzer reads these tables and nothing else.  Times
 named ``*_unix_ns`` are nanoseconds since the epoch; every other ``*_ns`` is a
@@ -7,8 +7,8 @@ duration or an offset in nanoseconds.  A null is an unknown fact, never zero.
 
 from __future__ import annotations
 
+import contextlib
 import glob
-import importlib.resources
 import os
 import tempfile
 import uuid
@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stagetrace.errors import DataError, UsageError
+from stagetrace_analyzer.population import sql
+from stagetrace_analyzer.required import check_required
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,6 +166,29 @@ LOOP_LAG: Final = _table(
 )
 """A row a time that an API server's event loop was late; ``at_unix_ns`` is when it was due."""
 
+CLOCKS: Final = _table(
+    ("process", _TEXT, False),
+    ("role", _NAME, False),
+    ("pid", _COUNT, True),
+    ("host", _TEXT, False),
+    ("clock", _TEXT, False),
+    ("service", _NAME, True),
+    ("model", _NAME, True),
+    ("version", _NAME, True),
+    ("stagetrace_version", _NAME, False),
+    ("records", _COUNT, False),
+    ("at_unix_ns", _NS, False),
+    ("monotonic_ns", _NS, False),
+)
+"""A row a reading of both clocks by a process that wrote: one for each of its segments.
+
+``at_unix_ns`` is what the wall clock said when the host's monotonic one, which
+counts from when the host began, said ``monotonic_ns``.  Processes with equal
+``clock`` share that one.  Everything else is of the process, the same in all
+its rows: ``role`` has a plus between several, ``version`` is of the software
+that it served with, and ``records`` is how many it wrote.
+"""
+
 OCCUPANCY: Final = _table(
     ("request", _COUNT, False),
     ("engine", _TEXT, False),
@@ -196,6 +221,7 @@ TABLES: Final = {
     "stages": STAGES,
     "steps": STEPS,
     "loop_lag": LOOP_LAG,
+    "clocks": CLOCKS,
     "occupancy": OCCUPANCY,
     "checks": CHECKS,
     "ingest": INGEST,
@@ -253,8 +279,8 @@ def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
     folder that is named twice is read once.
 
     Raises:
-        DataError: A table is missing, broken, of another major schema version, or has
-            a column of another type.
+        DataError: A table is missing, broken, of another major schema version, has a column of
+            another type, or lacks what `check_required` asks for.
         UsageError: No folder is given.
     """
     distinct = list(dict.fromkeys(folder.resolve() for folder in folders))
@@ -262,12 +288,26 @@ def open_dataset(folders: Sequence[Path]) -> duckdb.DuckDBPyConnection:
         raise UsageError("no dataset is given", hint="name at least one folder")
     parts = {name: [_checked_parts(folder, name) for folder in distinct] for name in TABLES}
     connection = duckdb.connect(config=_configuration())
-    for name, by_folder in parts.items():
-        _create_view(connection, name, by_folder)
-    connection.execute(
-        (importlib.resources.files(__package__) / "sql" / "facts.sql").read_text(encoding="utf-8")
-    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(connection.close)
+        stack.enter_context(data_errors(distinct))
+        for name, by_folder in parts.items():
+            _create_view(connection, name, by_folder)
+        connection.execute(sql("facts"))
+        check_required(connection, distinct, TABLES)
+        stack.pop_all()
     return connection
+
+
+@contextlib.contextmanager
+def data_errors(folders: Iterable[Path]) -> Iterator[None]:
+    """Make of what the engine cannot read in datasets a `DataError` of one line."""
+    try:
+        yield
+    except duckdb.Error as error:
+        names = ", ".join(str(path) for path in folders)
+        first_line = str(error).partition("\n")[0]
+        raise DataError(f"cannot read {names}: {first_line}", hint=_AGAIN) from error
 
 
 def _write_table(folder: Path, schema: pa.Schema, rows: pa.Table | Iterable[pa.RecordBatch]) -> None:

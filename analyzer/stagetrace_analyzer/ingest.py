@@ -24,6 +24,7 @@ from stagetrace.timeline import RequestTimeline, Steps
 from stagetrace_analyzer.classes import class_facts
 from stagetrace_analyzer.dataset import (
     CHECKS,
+    CLOCKS,
     INGEST,
     LOOP_LAG,
     MEDIA,
@@ -41,6 +42,7 @@ HASH_KEY_VARIABLE: Final = "STAGETRACE_HASH_KEY"
 
 _BATCH_REQUESTS: Final = 4096
 _HASH_HEX: Final = 32
+_LARGEST_PID: Final = 2**31 - 1
 _TRACEPARENT_PARTS: Final = 4
 
 Row = dict[str, Any]
@@ -69,6 +71,7 @@ def ingest_spool(spool: Path, dataset: Path, *, about: str | None = None, force:
             "stages": _table(STAGES, rows.stages),
             "steps": _table(STEPS, (row for steps in data.engines for row in _step_rows(steps, data))),
             "loop_lag": _table(LOOP_LAG, _lag_rows(data)),
+            "clocks": _table(CLOCKS, _clock_rows(data)),
             "occupancy": _table(OCCUPANCY, rows.occupancy),
             "checks": _table(CHECKS, _check_rows(data)),
             "ingest": _table(INGEST, _ingest_rows(data, about)),
@@ -288,6 +291,22 @@ def _lag_rows(data: SpoolData) -> Iterator[Row]:
     for lag in data.lags:
         at = data.pair(lag.process).unix(lag.at)
         yield {"instance": lag.process, "at_unix_ns": at, "duration_ns": lag.duration}
+
+
+def _clock_rows(data: SpoolData) -> Iterator[Row]:
+    for process in data.processes.values():
+        header = process.header
+        named = {name: process.facts.get(name) for name in ("service", "model", "version")} | {
+            "process": header.process,
+            "role": "+".join(process.roles),
+            "pid": header.pid if 0 <= header.pid <= _LARGEST_PID else None,
+            "host": header.host,
+            "clock": header.clock,
+            "stagetrace_version": header.version,
+            "records": process.records,
+        }
+        for pair in process.readings:
+            yield named | {"at_unix_ns": pair.unix_ns, "monotonic_ns": pair.monotonic_ns}
 
 
 def _ingest_rows(data: SpoolData, about: str | None) -> Iterator[Row]:

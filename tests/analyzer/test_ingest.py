@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import duckdb
 import pytest
+from damage import Scene
 
 from stagetrace import Recorder, read_spool
 from stagetrace.records import NONE, Fact, JobKind, ReasonCode, RecordKind
+from stagetrace.segment import read_segment
+from stagetrace.spool import segment_paths
 from stagetrace_analyzer.ingest import HASH_KEY_VARIABLE, ingest_spool
 
 MS = 1_000_000
@@ -154,6 +157,42 @@ def test_loop_lag_and_media_cache(tmp_path):
         f"SELECT media_cache FROM '{tmp_path}/dataset/media/*.parquet' ORDER BY item"
     ).fetchall()
     assert hits == [(None,), ("hit",)]
+
+
+def test_clocks(tmp_path):
+    """Both clocks are there as every segment noted them, also a worker's, and one's that told nothing yet."""
+    spool = tmp_path / "spool"
+    scene = Scene(spool)
+    idle = Recorder(spool)
+    with scene.clocks():
+        idle.announce(RecordKind.PROCESS_FACT, Fact.SERVICE, "captioner")
+        idle.record(RecordKind.HOOK_OFF, 0, idle.intern("module:gone"))
+        for number in range(1, 6):
+            scene.wall += 3600 * 10**9 if number == 3 else 0
+            scene.request(number)
+    ingest_spool(spool, tmp_path / "dataset")
+    table = f"'{tmp_path}/dataset/clocks/*.parquet'"
+    found = duckdb.sql(f"SELECT process, pid, host, clock, at_unix_ns, monotonic_ns FROM {table}").fetchall()
+    headers = [read_segment(path).header for path in segment_paths(spool)]
+    assert sorted(found) == sorted(
+        (h.process, h.pid, h.host, h.clock, h.pair.unix_ns, h.pair.monotonic_ns) for h in headers
+    )
+    assert len({unix - monotonic for *_, unix, monotonic in found}) == 2
+    processes = duckdb.sql(
+        f"SELECT DISTINCT role, model, service, records FROM {table} ORDER BY role"
+    ).fetchall()
+    assert [row[:3] for row in processes] == [
+        ("api", None, None),
+        ("engine", "tiny", None),
+        ("process", None, "captioner"),
+        ("worker", None, None),
+    ]
+    assert sum(records for *_, records in processes) == read_spool(spool).records
+
+
+def test_a_process_of_several_roles(query):
+    """An engine that runs its worker itself is both, whatever its first record was."""
+    assert query("role", "clocks") == [("api+engine+worker",)]
 
 
 def test_stages(query):

@@ -11,16 +11,43 @@ if TYPE_CHECKING:
 
 
 class Reporter(NamedTuple):
-    """A process that told something, see ``processes.sql``."""
+    """A process that wrote, see ``processes.sql``."""
 
     dataset: int
     role: str
     process: str
-    things: int
-    first_unix_ns: int
-    last_unix_ns: int
+    pid: int | None
+    host: str | None
+    clock: str | None
+    service: str | None
+    model: str | None
+    version: str | None
+    stagetrace_version: str | None
+    records: int | None
+    requests: int | None
+    steps: int | None
+    first_unix_ns: int | None
+    last_unix_ns: int | None
     lags: int | None
     longest_lag_ns: int | None
+
+
+class HostClock(NamedTuple):
+    """A host's monotonic clock, and how the wall clock moved against it, see ``clocks.sql``."""
+
+    clock: str
+    hosts: list[str]
+    datasets: int
+    processes: int
+    readings: int
+    first_unix_ns: int
+    last_unix_ns: int
+    span_ns: int
+    moved_ns: int
+    ppm: float | None
+    jump_ns: int | None
+    jump_after_unix_ns: int | None
+    jump_before_unix_ns: int | None
 
 
 class Ingested(NamedTuple):
@@ -44,8 +71,13 @@ class Checked(NamedTuple):
 
 
 def processes(connection: duckdb.DuckDBPyConnection) -> list[Reporter]:
-    """Return the processes that told anything."""
+    """Return the processes that wrote, also those that told no request and no step."""
     return fetch(connection, "processes", Reporter)
+
+
+def clocks(connection: duckdb.DuckDBPyConnection) -> list[HostClock]:
+    """Return the clocks of the hosts, in the order in which they were first read."""
+    return fetch(connection, "clocks", HostClock)
 
 
 def ingested(connection: duckdb.DuckDBPyConnection) -> list[Ingested]:

@@ -1,8 +1,8 @@
-"""Data quality: who told, what is missing, and whether two witnesses agree."""
+"""Data quality: who told, what is missing, whether two witnesses agree, and what the clocks did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +10,15 @@ import dash_mantine_components as dmc
 from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.labels import HORIZONS
-from stagetrace_analyzer.queries.quality import Checked, Ingested, Reporter, checks, processes
+from stagetrace_analyzer.queries.quality import (
+    Checked,
+    HostClock,
+    Ingested,
+    Reporter,
+    checks,
+    clocks,
+    processes,
+)
 from stagetrace_analyzer.reports.words import title
 from stagetrace_dashboard.page import Page, Table
 from stagetrace_dashboard.parts import card, download, facts, stack, table
@@ -24,7 +32,11 @@ if TYPE_CHECKING:
     from stagetrace_dashboard.view import View
 
 _NS_PER_MS: Final = 1_000_000
-_ROLES: Final = {"api": "API server", "engine": "engine"}
+_JUMP_NS: Final = 10 * _NS_PER_MS
+"""Less is the inaccuracy of reading two clocks at one instant."""
+
+_CLOCK_PX: Final = 180
+_ROLES: Final = {"api": "API server"}
 _NAMES: Final = {
     "about": "about",
     "records": "records read",
@@ -46,6 +58,8 @@ class Quality:
     """What is known of the data themselves."""
 
     processes: Sequence[Reporter]
+    clocks: Sequence[HostClock]
+    clocks_in_words: Sequence[str]
     ingested: Sequence[Ingested]
     checks: Sequence[Checked]
     warm_ups: Sequence[WarmUp]
@@ -57,8 +71,11 @@ class Quality:
 def read_quality(view: View, data: Data) -> Quality:
     """Read what is known of the data themselves."""
     analysis = data.analysis_of(view)
+    found = data.ask(clocks)
     return Quality(
         data.ask(processes),
+        found,
+        tuple(clocks_in_words(found, len(data.folders))),
         data.ingested,
         data.ask(checks),
         analysis.warm_ups,
@@ -80,15 +97,8 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
         ),
         _processes(quality),
         dmc.SimpleGrid([_ingest(quality, view), _warm_up(quality)], cols={"base": 1, "md": 2}, spacing="md"),
-        card("Clocks", dmc.Text(_CLOCKS, size="sm")),
+        _clocks(quality),
     )
-
-
-_CLOCKS: Final = (
-    "Processes on one host are joined on its raw monotonic clock, so there is no skew between them. "
-    "These data come from one host for each dataset; times of different datasets are compared by the "
-    "wall clocks of their hosts, and nothing here says how far those were apart."
-)
 
 
 def _attribution(quality: Quality, analysis: Analysis) -> Component:
@@ -134,27 +144,131 @@ def _processes(quality: Quality) -> Component:
     columns = {
         "role": False,
         "process": False,
+        "host": False,
+        "software": False,
         "dataset": True,
+        "records": True,
         "told": False,
         "first, UTC": False,
         "last, UTC": False,
         "loop late": True,
         "at most": True,
     }
-    rows = [
+    rows: list[list[Any]] = [
         [
-            _ROLES.get(process.role, process.role),
-            process.process,
+            _whole(" + ".join(_ROLES.get(role, role) for role in process.role.split("+"))),
+            _whole(process.process if process.pid is None else f"{process.process}, pid {process.pid}"),
+            NOTHING if process.host is None else process.host,
+            ", ".join(_software(process)) or NOTHING,
             str(process.dataset),
-            f"{process.things:,} {'steps' if process.role == 'engine' else 'requests'}",
-            date_time(process.first_unix_ns).removesuffix(" UTC"),
-            clock_time(process.last_unix_ns),
+            count(process.records),
+            _whole(", ".join(_told(process)) or NOTHING),
+            _whole(_without_zone(process.first_unix_ns)),
+            _whole(NOTHING if process.last_unix_ns is None else clock_time(process.last_unix_ns)),
             count(process.lags),
-            duration(process.longest_lag_ns),
+            _whole(duration(process.longest_lag_ns)),
         ]
         for process in quality.processes
     ]
-    return card("Processes that reported", table(columns, rows))
+    note = "Every process that wrote. A worker tells its part of an engine's steps, and no step of its own."
+    return card("Processes that reported", table(columns, rows), note=note)
+
+
+def _without_zone(unix_ns: int | None) -> str:
+    return NOTHING if unix_ns is None else date_time(unix_ns).removesuffix(" UTC")
+
+
+def _whole(text: str) -> Component:
+    """Return a cell that does not break; the table scrolls where it has no room."""
+    return dmc.Text(text, size="sm", className="st-whole")
+
+
+def _software(process: Reporter) -> Iterator[str]:
+    for name, value in (
+        ("", process.service),
+        ("model ", process.model),
+        ("version ", process.version),
+        ("stagetrace ", process.stagetrace_version),
+    ):
+        if value is not None:
+            yield name + value
+
+
+def _told(process: Reporter) -> Iterator[str]:
+    for number, what in ((process.requests, "requests"), (process.steps, "steps")):
+        if number is not None:
+            yield f"{number:,} {what}"
+
+
+def _clocks(quality: Quality) -> Component:
+    columns = {
+        "host": False,
+        "clock": False,
+        "processes": True,
+        "readings": True,
+        "within": True,
+        "wall clock moved": True,
+        "ppm": True,
+        "largest jump": True,
+        "between, UTC": False,
+    }
+    rows: list[list[Any]] = [
+        [
+            ", ".join(clock.hosts),
+            dmc.Text(clock.clock, size="sm", miw=_CLOCK_PX),
+            count(clock.processes),
+            count(clock.readings),
+            _whole(duration(clock.span_ns)),
+            _whole(_gained(clock.moved_ns)),
+            NOTHING if clock.ppm is None else f"{clock.ppm:+.1f}",
+            _whole(_gained(clock.jump_ns)),
+            _whole(_between(clock)),
+        ]
+        for clock in quality.clocks
+    ]
+    words = [dmc.Text(text, size="sm", className="st-wrap") for text in quality.clocks_in_words]
+    note = "How far the wall clock moved against the host's monotonic one, as read when segments were opened."
+    return card("Clocks", *([table(columns, rows)] if rows else []), *words, note=note if rows else None)
+
+
+def _gained(ns: int | None) -> str:
+    return NOTHING if ns is None else ("+" if ns > 0 else "") + duration(ns)
+
+
+def _between(clock: HostClock) -> str:
+    if clock.jump_before_unix_ns is None:
+        return NOTHING
+    return f"{_without_zone(clock.jump_after_unix_ns)} and {clock_time(clock.jump_before_unix_ns)}"
+
+
+def clocks_in_words(found: Sequence[HostClock], datasets: int) -> Iterator[str]:
+    """Say what the clocks mean for the times that are shown, a sentence or two each."""
+    if not found:
+        yield "No clock was read: no process recorded these data."
+        return
+    yield (
+        "Processes of one clock are joined on its monotonic reading, so there is no skew between them, "
+        "and no duration depends on the wall clock, which only dates them."
+    )
+    if len(found) > 1:
+        yield (
+            f"There are {len(found)} clocks. Nothing is joined from one to another, and their times stand "
+            "side by side as their hosts' wall clocks tell them: how far those were apart is not known."
+        )
+    for clock in found:
+        if clock.jump_ns is not None and abs(clock.jump_ns) > _JUMP_NS:
+            yield (
+                f"The wall clock of {', '.join(clock.hosts)} jumped by {_gained(clock.jump_ns)}: it was set, "
+                "or the host slept. All times are shown by the clock as it was at the last reading, so those "
+                "from before are not what it said then, nor what a client noted."
+            )
+    if any(clock.datasets > 1 for clock in found):
+        yield (
+            "Several datasets are of one clock. Each is dated by its own last reading, so against each other "
+            "they are off by what the wall clock moved in between."
+        )
+    if sum(clock.datasets for clock in found) < datasets:
+        yield "Some datasets have no reading; how their times compare with others' is not known."
 
 
 def _ingest(quality: Quality, view: View) -> Component:
