@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
@@ -12,8 +12,8 @@ import numpy as np
 from stagetrace.errors import DataError
 from stagetrace_analyzer.class_report import class_report
 from stagetrace_analyzer.classes import OTHER
-from stagetrace_analyzer.dataset import open_dataset
-from stagetrace_analyzer.load import load_of
+from stagetrace_analyzer.dataset import data_errors, open_dataset
+from stagetrace_analyzer.load import Arrivals, load_of
 from stagetrace_analyzer.population import (
     Key,
     Population,
@@ -23,6 +23,7 @@ from stagetrace_analyzer.population import (
     rows,
     sql,
 )
+from stagetrace_analyzer.queries.quality import Checked, checks, ingested
 from stagetrace_analyzer.results import (
     Analysis,
     Check,
@@ -33,13 +34,19 @@ from stagetrace_analyzer.results import (
 )
 from stagetrace_analyzer.selection import Selection
 from stagetrace_analyzer.tables import Tables, phases_of, windows_of
-from stagetrace_analyzer.warm_up import mser5
+from stagetrace_analyzer.warm_up import mser5, trend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from stagetrace_analyzer.classes import ClassRules
+
+MOST_CLASSES: Final = 300
+"""Classes, by phase where phases are told apart; each takes one to three megabytes."""
+
+NO_COUNT: Final = 1e18
+"""A check of so much has counted nothing; see ``unusable.sql``."""
 
 _ALL: Final = Selection()
 
@@ -62,24 +69,12 @@ def analyze(
         progress: Called with how many requests' intervals were read, of how many.
 
     Raises:
-        DataError: A dataset cannot be read.
+        DataError: A dataset cannot be read, or is none, or has more than `MOST_CLASSES` classes.
         UsageError: No dataset is given, or the selection names a class that no rule has.
     """
     selection.check(rules)
-    with _data_errors(datasets), open_dataset(datasets) as connection:
+    with data_errors(datasets), open_dataset(datasets) as connection:
         return _analysis(connection, rules, by_phase, selection, progress or (lambda _done, _total: None))
-
-
-@contextlib.contextmanager
-def _data_errors(datasets: Sequence[Path]) -> Iterator[None]:
-    try:
-        yield
-    except duckdb.Error as error:
-        names = ", ".join(str(path) for path in datasets)
-        first_line = str(error).partition("\n")[0]
-        raise DataError(
-            f"cannot read {names}: {first_line}", hint="make the dataset again from the spool"
-        ) from error
 
 
 def _analysis(
@@ -122,7 +117,8 @@ def _analysis(
         classes=classes,
         joins={row.joined: row.requests for row in rows(connection, "joins")},
         partition_mismatches=tables.mismatches,
-        ingest=_ingest(rows(connection, "ingested"), rows(connection, "checked")),
+        ingest=_ingest(connection),
+        unusable=_unusable(connection, tables.intervals),
     )
 
 
@@ -152,14 +148,18 @@ def _leave_out_warm_up(connection: duckdb.DuckDBPyConnection) -> Iterator[WarmUp
     if left_out := before - _count(connection):
         yield WarmUp("warm-up", left_out, left_out, "sent to warm up", settled=True)
     for run in rows(connection, "runs"):
-        truncation = mser5(np.array(run.relative or [], np.float64))
-        if not truncation.observations:
+        relative = np.array(run.relative or [], np.float64)
+        truncation = mser5(relative)
+        drift = trend(relative[truncation.observations :])
+        if not truncation.observations and not drift:
             continue
         before = _count(connection)
-        until = run.received_unix_ns[truncation.observations]
-        begin = {"dataset": run.dataset, "run": run.run, "until_unix_ns": until}
-        connection.execute(sql("leave_out_begin"), begin)
-        yield WarmUp(run.run, before - _count(connection), run.requests, "MSER-5", truncation.settled)
+        if truncation.observations:
+            until = run.received_unix_ns[truncation.observations]
+            begin = {"dataset": run.dataset, "run": run.run, "until_unix_ns": until}
+            connection.execute(sql("leave_out_begin"), begin)
+        settled = truncation.settled and not drift
+        yield WarmUp(run.run, before - _count(connection), run.requests, "MSER-5", settled, drift)
 
 
 def _keys(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> list[Key]:
@@ -169,6 +169,12 @@ def _keys(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> list[Key]
     for row in found:
         begins[row.phase] = min(row.first_unix_ns, begins.get(row.phase, row.first_unix_ns))
     keys = [(row.traffic_class, row.phase) for row in found]
+    if len(keys) > MOST_CLASSES:
+        by_phase = " by phase" if len(begins) > 1 else ""
+        raise DataError(
+            f"{len(keys):,} classes{by_phase} are too many; at most {MOST_CLASSES} are told apart",
+            hint="leave --by-phase out, or choose some with --class or --where",
+        )
     return sorted(keys, key=lambda key: (begins[key[1]], rules.names.index(key[0])))
 
 
@@ -190,35 +196,60 @@ def _unknown_facts(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> 
     return {name: count for name, count in zip(counts, found, strict=True) if count}
 
 
+def _unusable(connection: duckdb.DuckDBPyConnection, intervals: int) -> dict[str, int]:
+    """Count rows that no figure is of, by what is wrong with them.
+
+    Args:
+        connection: An open dataset.
+        intervals: How many were found for the analysed requests; where there are no others, none is lost.
+    """
+    found = {row.reason: row.number for row in rows(connection, "unusable")}
+    lost = 0
+    if rows(connection, "stage_rows")[0].number > intervals:
+        lost = rows(connection, "orphans")[0].number
+    return found | ({"intervals of a request that is not there": lost} if lost else {})
+
+
 def _loads(population: Population) -> Iterator[Load]:
     for phase, members in phases_of(population):
-        yield load_of(
-            phase,
+        arrivals = Arrivals(
             population.received_unix_ns[members],
             population.intended_unix_ns[members],
             population.ended_ns[members],
+            population.run[members],
         )
+        yield load_of(phase, arrivals)
 
 
-def _ingest(found: Sequence[Any], checks: Sequence[Any]) -> Ingest:
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in found:
-        counts[row.name][row.reason] = row.count
-    totals = {name: sum(by_reason.values()) for name, by_reason in counts.items()}
+def _ingest(connection: duckdb.DuckDBPyConnection) -> Ingest:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in sorted(ingested(connection), key=lambda row: (row.name, row.reason)):
+        counts[row.name][row.reason] += max(0, row.number)
     return Ingest(
         about=sorted(counts["about"]),
-        records=totals.get("records", 0),
-        requests=totals.get("requests", 0),
-        set_aside=counts["set_aside"],
-        dropped=totals.get("dropped", 0),
-        faults=totals.get("faults", 0),
-        not_sampled=totals.get("not_sampled", 0),
-        removed={unit: counts["removed"].get(unit, 0) for unit in ("segments", "bytes")},
+        records=counts["records"].total(),
+        requests=counts["requests"].total(),
+        set_aside=dict(counts["set_aside"]),
+        dropped=counts["dropped"].total(),
+        faults=counts["faults"].total(),
+        not_sampled=counts["not_sampled"].total(),
+        removed={unit: counts["removed"][unit] for unit in ("segments", "bytes")},
         stopped=sorted(counts["stopped"]),
         own_cost=tuple(
-            OwnCost(process, per_step, counts["cost_per_million"].get(process, 0) / 1e6)
+            OwnCost(process, per_step, counts["cost_per_million"][process] / 1e6)
             for process, per_step in sorted(counts["cost_ns_per_step"].items())
         ),
-        hooks_off=counts["hook_off"],
-        checks=tuple(Check(row.name, row.expected, row.found, row.holds) for row in checks),
+        hooks_off=dict(counts["hook_off"]),
+        checks=tuple(_checks(connection)),
     )
+
+
+def _checks(connection: duckdb.DuckDBPyConnection) -> Iterator[Check]:
+    """Add up what is counted by two witnesses, over all datasets; what is no count is left out."""
+    by_name: dict[str, list[Checked]] = defaultdict(list)
+    for row in checks(connection):
+        if abs(row.expected) < NO_COUNT and abs(row.found) < NO_COUNT:
+            by_name[row.name].append(row)
+    for name, found in sorted(by_name.items()):
+        sums = (math.fsum(row.expected for row in found), math.fsum(row.found for row in found))
+        yield Check(name, *sums, holds=all(row.holds for row in found))

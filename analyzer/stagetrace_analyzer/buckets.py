@@ -51,9 +51,10 @@ class Histogram:
     def add(self, times_ns: NDArray[np.float64]) -> None:
         """Add times of shape (requests, columns)."""
         columns = times_ns.shape[1]
-        rows, column = np.nonzero(times_ns)
-        found = times_ns[rows, column]
-        keys = column * BUCKETS + bucket(found)
+        flat = times_ns.ravel()
+        cells = np.flatnonzero(flat)
+        found = flat[cells]
+        keys = cells % columns * BUCKETS + bucket(found)
         counts = np.bincount(keys, minlength=columns * BUCKETS)
         used = np.flatnonzero(counts)
         self._keys.append(used)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +21,12 @@ _LONGEST: Final = 60
 class Contents:
     """What can be selected: times of receipt, and names.
 
-    ``oldest_unix_ns`` and ``newest_unix_ns`` are None without requests.
+    ``faults`` counts, by what is wrong with them, requests that cannot; ``oldest_unix_ns``
+    and ``newest_unix_ns`` are None without others.
     """
 
     requests: int
+    faults: Mapping[str, int]
     oldest_unix_ns: int | None
     newest_unix_ns: int | None
     classes: tuple[str, ...]
@@ -39,6 +41,7 @@ class Contents:
             _listed("model", "models", self.models),
             _listed("arm", "arms", self.arms),
             _listed("instance", "instances", self.instances),
+            *(f"{count:,} requests {fault} cannot be used" for fault, count in self.faults.items()),
         )
         if self.oldest_unix_ns is None or self.newest_unix_ns is None:
             return "; ".join(names)
@@ -57,11 +60,11 @@ def read_contents(datasets: Sequence[Path], rules: ClassRules) -> Contents:
     case, parameters = rules.case_expression()
     with open_dataset(datasets) as connection:
         query = sql("contents").format(traffic_class=case)
-        ((requests, oldest, newest, classes, *names),) = connection.execute(query, parameters).fetchall()
-    found = set(classes or ())
+        (found,) = connection.execute(query, parameters).fetchall()
+    requests, faults, oldest, newest, classes, *names = found
     models, arms, instances = (tuple(values or ()) for values in names)
-    in_order = tuple(name for name in rules.names if name in found)
-    return Contents(requests, oldest, newest, in_order, models, arms, instances)
+    in_order = tuple(name for name in rules.names if name in (classes or ()))
+    return Contents(requests, faults or {}, oldest, newest, in_order, models, arms, instances)
 
 
 def _utc(unix_s: int) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from stagetrace.errors import DataError
 from stagetrace.stages import Horizon, Kind
+from stagetrace_analyzer.conditions import shown
 from stagetrace_analyzer.intervals import block_numbers
 
 if TYPE_CHECKING:
@@ -27,12 +28,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PIECE: Final = 50_000
-"""Requests whose intervals are in memory at a time."""
+"""Requests whose intervals are in memory at a time, or fewer where there are very many stages."""
 
 Key: TypeAlias = tuple[str, str | None]
 """Traffic class, and phase or None."""
 
+MOST_PLACES: Final = 1000
+"""Stages with their reasons; the model has some 130."""
+
+MOST_REASONS: Final = 30
+"""Reasons of a stage that are told apart; the model has 14."""
+
+_CELLS: Final = 150 * PIECE
 _HORIZONS: Final = 3
+_SPARSE: Final = 20
 
 
 def sql(name: str) -> str:
@@ -78,6 +87,7 @@ class Population:
         dataset: Number of the dataset.
         request: Number of the request in it.
         group: Index into ``keys``.
+        run: Number of its dataset and phase, the same for all that have both in common.
         block: Number of the block within the group, in the order of arrival.
         good: Whether the request ended well.
         received_unix_ns: Time of receipt.
@@ -89,7 +99,8 @@ class Population:
     keys: tuple[Key, ...]
     dataset: NDArray[np.int16]
     request: NDArray[np.int64]
-    group: NDArray[np.int16]
+    group: NDArray[np.int32]
+    run: NDArray[np.int32]
     block: NDArray[np.int64]
     good: NDArray[np.bool_]
     received_unix_ns: NDArray[np.int64]
@@ -111,10 +122,12 @@ class Piece:
 
     Attributes:
         rows: Which rows of the population they are.
+        intervals: How many intervals are theirs.
         spent_ns: By horizon; shape (requests, places), whole ns as float64.
     """
 
     rows: slice
+    intervals: int
     spent_ns: dict[Horizon, NDArray[np.float64]]
 
 
@@ -135,6 +148,7 @@ def read_population(connection: duckdb.DuckDBPyConnection, keys: Sequence[Key]) 
         dataset=columns["dataset"],
         request=columns["request"],
         group=group,
+        run=columns["run"],
         block=_blocks(group, received),
         good=columns["good"],
         received_unix_ns=received,
@@ -148,7 +162,7 @@ def _times(found: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(found < 0, np.inf, found)
 
 
-def _blocks(group: NDArray[np.int16], received: NDArray[np.int64]) -> NDArray[np.int64]:
+def _blocks(group: NDArray[np.int32], received: NDArray[np.int64]) -> NDArray[np.int64]:
     order = np.lexsort((received, group))
     sizes = np.bincount(group)
     blocks = np.empty(len(group), np.int64)
@@ -160,17 +174,27 @@ def read_places(connection: duckdb.DuckDBPyConnection) -> Places:
     """Make the table ``places`` and return its places.
 
     Raises:
-        DataError: A stage is of a kind that the model does not know.
+        DataError: A stage is of a kind that the model does not know, or there are too many.
     """
     connection.execute(sql("places"))
+    crowd = "SELECT max(reasons) FROM (SELECT count(reason) AS reasons FROM places GROUP BY stage, kind)"
+    ((most,),) = connection.execute(crowd).fetchall()
+    if most is not None and most > MOST_REASONS:
+        # Which take the least time takes another look at all of them.
+        connection.execute(sql("crowded_places"), {"most": MOST_REASONS})
     query = "SELECT DISTINCT place, stage, kind, named FROM places ORDER BY place"
     found = [row[1:] for row in connection.execute(query).fetchall()]
     for stage, kind, _ in found:
         if kind not in set(Kind):
             raise DataError(
-                f"the stage {stage!r} is of the unknown kind {kind!r}",
+                f"the stage {shown(stage)} is of the unknown kind {shown(kind)}",
                 hint="make the dataset again from the spool, or use the stagetrace that wrote it",
             )
+    if len(found) > MOST_PLACES:
+        raise DataError(
+            f"{len(found):,} stages with their reasons are too many; at most {MOST_PLACES:,} are told apart",
+            hint="a stage is named by what is done in it, never by whom it is done for",
+        )
     return Places(
         tuple(stage for stage, _, _ in found),
         tuple(Kind(kind) for _, kind, _ in found),
@@ -193,7 +217,7 @@ def read_pieces(
         }
         return connection.execute(query, parameters).fetchnumpy()
 
-    spans = list(_spans(population.dataset))
+    spans = list(_spans(population.dataset, min(PIECE, _CELLS // max(1, len(places.stages)))))
     # The next piece is read while this one is being counted.
     with ThreadPoolExecutor(max_workers=1) as reader:
         coming = [reader.submit(read, span) for span in spans[:1]]
@@ -204,23 +228,41 @@ def read_pieces(
 
 
 def _piece(rows: slice, numbers: NDArray[np.int64], places: Places, found: dict[str, NDArray[Any]]) -> Piece:
-    row = np.searchsorted(numbers, found["request"])
-    wanted = numbers[np.minimum(row, len(numbers) - 1)] == found["request"]
+    row = _rows_of(found["request"], numbers)
+    theirs = row >= 0
+    wanted = theirs & (found["horizon"] < _HORIZONS)
     cell = (found["horizon"].astype(np.int64) * len(numbers) + row) * len(places.stages) + found["place"]
     weights = found["duration_ns"]
     if not wanted.all():
         cell, weights = cell[wanted], weights[wanted]
     shape = (_HORIZONS, len(numbers), len(places.stages))
     spent = np.bincount(cell, weights=weights, minlength=int(np.prod(shape))).astype(np.float64, copy=False)
+    # A time below 0 adds up to nothing, whatever else is in its place.
+    spent[cell[weights < 0]] = np.nan
     both, *own = spent.reshape(shape)
-    return Piece(rows, {horizon: both + more for horizon, more in zip(Horizon, own, strict=True)})
+    spent_ns = {horizon: both + more for horizon, more in zip(Horizon, own, strict=True)}
+    return Piece(rows, int(np.count_nonzero(theirs)), spent_ns)
 
 
-def _spans(dataset: NDArray[np.int16]) -> Iterator[tuple[int, int]]:
+def _rows_of(requests: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of every request among ascending numbers, -1 if it is not there.
+
+    All lie between the first and the last of the numbers.
+    """
+    first, span = int(numbers[0]), int(numbers[-1]) - int(numbers[0]) + 1
+    if span <= _SPARSE * len(numbers):
+        place = np.full(span, -1, np.int64)
+        place[numbers - first] = np.arange(len(numbers))
+        return place[requests - first]
+    row = np.searchsorted(numbers, requests)
+    return np.where(numbers[np.minimum(row, len(numbers) - 1)] == requests, row, -1)
+
+
+def _spans(dataset: NDArray[np.int16], piece: int) -> Iterator[tuple[int, int]]:
     """First row and the one after the last of every piece; a piece is of one dataset."""
     ends = [*(np.flatnonzero(np.diff(dataset)) + 1).tolist(), len(dataset)]
     begin = 0
     for end in ends:
-        for first in range(begin, end, PIECE):
-            yield first, min(first + PIECE, end)
+        for first in range(begin, end, piece):
+            yield first, min(first + piece, end)
         begin = end

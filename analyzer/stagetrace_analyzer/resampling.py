@@ -75,15 +75,18 @@ class BlockTable:
         """
         if not len(blocks):
             return
-        cells = np.column_stack([np.ones(len(blocks)), horizon_ns, spent_ns])
-        self._append(blocks * BUCKETS + bucket(horizon_ns), cells)
+        keys = blocks * BUCKETS + bucket(horizon_ns)
+        order = np.argsort(keys, kind="stable")
+        cells = np.empty((len(keys), 2 + self.columns))
+        cells[:, 0], cells[:, 1] = 1, horizon_ns[order]
+        cells[:, 2:] = spent_ns[order]
+        self._append(keys[order], cells)
 
     def _append(self, keys: NDArray[np.int64], cells: NDArray[np.float64]) -> None:
-        order = np.argsort(keys, kind="stable")
-        in_order = keys[order]
-        starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
-        self._keys.append(in_order[starts])
-        self._cells.append(np.add.reduceat(cells[order], starts, axis=0))
+        """Add cells in the order of their keys."""
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        self._keys.append(keys[starts])
+        self._cells.append(np.add.reduceat(cells, starts, axis=0))
 
     def resample(self, regions: tuple[Region, ...] = tuple(Region)) -> dict[Region, Resampled]:
         """Draw blocks again; every region is bounded anew in each draw."""
@@ -107,7 +110,8 @@ class BlockTable:
         if len(self._keys) > 1:
             keys, cells = np.concatenate(self._keys), np.concatenate(self._cells)
             self._keys, self._cells = [], []
-            self._append(keys, cells)
+            order = np.argsort(keys, kind="stable")
+            self._append(keys[order], cells[order])
         keys, cells = self._keys[0], self._cells[0]
         blocks, block = np.unique(keys // BUCKETS, return_inverse=True)
         buckets, place = np.unique(keys % BUCKETS, return_inverse=True)

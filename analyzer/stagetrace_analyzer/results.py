@@ -8,7 +8,7 @@ None, and a ``reason`` says why and what it would take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -277,8 +277,12 @@ class Load:
     ``rate_per_s`` and ``interarrival_cv`` (standard deviation over mean of the
     times between arrivals) are of the intended times where clients told them
     (``open_loop``), else of the times of receipt.  ``achieved`` is the share of
-    the requests that had ended by the last arrival; ``in_flight`` is the mean
-    number of requests in the server until then.
+    the requests that had ended by the last arrival of their phase; ``in_flight`` is
+    the mean number of requests in the server until then.
+
+    No figure is of the ``pauses_s`` seconds between phases that are looked at as one, or
+    between datasets.  ``intended_set_aside`` intended times cannot be, and count as not
+    told.
     """
 
     phase: str | None
@@ -289,13 +293,17 @@ class Load:
     achieved: float
     in_flight: float
     overloaded: bool
+    pauses_s: float = 0.0
+    intended_set_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
     """Requests at the begin of a phase of one dataset that are left out.
 
-    ``settled`` is False if the figures still drifted where the search had to stop.
+    ``settled`` is False if the figures still drifted where the search had to stop, or until
+    the end: ``trend`` is 1 if the rest became slower until then, -1 if it became faster, 0
+    if neither is sure.
     """
 
     phase: str | None
@@ -303,6 +311,7 @@ class WarmUp:
     of: int
     rule: str
     settled: bool
+    trend: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +370,8 @@ class Analysis:
     ``unknown_facts`` counts, by field that the rules ask for, the requests of
     which it is not known.  ``joins`` counts requests by the processes whose
     records were found.  ``partition_mismatches`` counts, by horizon, requests
-    whose stages do not add up to it.
+    whose stages do not add up to it.  ``unusable`` counts, by what is wrong with them,
+    rows of the datasets that no figure is of.
     """
 
     by_phase: bool
@@ -376,6 +386,7 @@ class Analysis:
     joins: Mapping[str, int]
     partition_mismatches: Mapping[Horizon, int]
     ingest: Ingest
+    unusable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def warm_up(self) -> int:

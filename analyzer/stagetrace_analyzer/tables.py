@@ -40,6 +40,7 @@ class Tables:
         by_window: Requests that are sound, then their times by stage, shape (`WINDOWS`, 1 + stages).
         sound: Requests that ended well and whose intervals add up to the horizon.
         mismatches: Requests whose intervals do not.
+        intervals: Intervals of all requests.
         waiting_ns: Time waited before the first token by request: plus infinity if it
             failed, NaN if it is not known.
         stages: Names of the stages, in the order of a request's way.
@@ -54,6 +55,7 @@ class Tables:
     by_window: dict[int, NDArray[np.float64]] = field(default_factory=dict)
     sound: Counter[tuple[int, Horizon]] = field(default_factory=Counter)
     mismatches: dict[Horizon, int] = field(default_factory=lambda: dict.fromkeys(Horizon, 0))
+    intervals: int = 0
     waiting_ns: NDArray[np.float64] = field(init=False)
     stages: tuple[str, ...] = field(init=False)
     _to_stages: NDArray[np.float64] = field(init=False)
@@ -66,13 +68,14 @@ class Tables:
 
     def add(self, piece: Piece) -> None:
         """Take in the times of some requests."""
+        self.intervals += piece.intervals
         for horizon, spent_ns in piece.spent_ns.items():
             self._add(horizon, piece.rows, spent_ns)
 
     def _add(self, horizon: Horizon, span: slice, spent_ns: NDArray[np.float64]) -> None:
         people = self.population
         horizon_ns = people.horizon_ns[horizon][span]
-        adds_up = (spent_ns.sum(axis=1) == horizon_ns) & (spent_ns.min(axis=1, initial=0.0) >= 0)
+        adds_up = spent_ns.sum(axis=1) == horizon_ns
         self.mismatches[horizon] += int(np.count_nonzero(np.isfinite(horizon_ns) & ~adds_up))
         sound = adds_up & people.good[span]
         if horizon is Horizon.TTFT:

@@ -25,6 +25,16 @@ DRIFTING: Final = 0.9
 """A cut behind this part of what is searched means that the run still drifts there."""
 
 
+TREND_BATCHES: Final = 10
+"""Batches in which a trend is looked for, so long that neighbours are hardly alike."""
+
+TREND_LEAST: Final = 400
+"""With fewer observations, a single long queue looks like a trend."""
+
+TREND_PAIRS: Final = 31
+"""How many more of the 45 pairs of batches must go up than down, or down than up: by chance, 1 in 200."""
+
+
 class Truncation(NamedTuple):
     """How many observations to leave out, and whether the rest is steady."""
 
@@ -57,3 +67,19 @@ def mser5(observations: NDArray[np.float64]) -> Truncation:
     errors = (squares - sums**2 / kept) / kept.astype(np.float64) ** 2
     cut = int(np.argmax(errors <= AS_GOOD * errors.min()))
     return Truncation(cut * BATCH, settled=cut < DRIFTING * last)
+
+
+def trend(observations: NDArray[np.float64]) -> int:
+    """Tell whether a series goes up (1) or down (-1) from its begin to its end; 0 if neither is sure.
+
+    Mann's and Kendall's test on the means of batches (Mann, Econometrica 13(3), 1945).
+
+    Args:
+        observations: Values in the order of arrival, without the warm-up.
+    """
+    if len(observations) < TREND_LEAST:
+        return 0
+    size = len(observations) // TREND_BATCHES
+    means = observations[: size * TREND_BATCHES].reshape(TREND_BATCHES, size).mean(axis=1)
+    surplus = int(np.triu(np.sign(means[None, :] - means[:, None])).sum())
+    return int(np.sign(surplus)) if abs(surplus) >= TREND_PAIRS else 0

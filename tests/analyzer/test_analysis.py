@@ -147,6 +147,21 @@ def test_warm_up_is_left_out_beside_other_requests(rows, tmp_path, phases, reque
     assert (analysis.requests, analysis.warm_up) == (requests, warm_up)
 
 
+def test_a_phase_for_each_request(rows, tmp_path: Path) -> None:
+    """As one they are analyzed; told apart they are too many to read, and would take all memory."""
+    for number in range(301):
+        rows.request(("both", "receive", 1.0), phase=f"phase {number}")
+    assert analyzed(rows, tmp_path).requests == 301
+    with pytest.raises(
+        DataError, match="301 classes by phase are too many; at most 300 are told apart"
+    ) as caught:
+        analyze([tmp_path], load_rules(), by_phase=True)
+    assert "leave --by-phase out" in (caught.value.hint or "")
+    rows.requests.pop()
+    rows.stages.pop()
+    assert len(analyzed(rows, tmp_path / "300", by_phase=True).classes) == 300
+
+
 def test_requests_without_a_phase_are_kept_by_phase(rows, tmp_path: Path) -> None:
     """An unknown phase is a key of its own, with its stages."""
     for phase in (None, "a"):
@@ -412,7 +427,7 @@ def test_phases_are_in_the_order_of_their_first_request(rows, tmp_path: Path) ->
         ("first", 0, 0),
         ("first", 1, 9),
     ):
-        rows.request(phase=phase, media_items=modality, received_unix_ns=received)
+        rows.request(phase=phase, media_items=modality, received_unix_ns=10**18 + received)
     reports = analyzed(rows, tmp_path, by_phase=True).classes
     assert [report.phase for report in reports] == ["first", "first", "second", "second", "third", "third"]
 

@@ -5,18 +5,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagetrace_analyzer.load import load_of, mean_in_flight
+from stagetrace_analyzer.analysis import analyze
+from stagetrace_analyzer.classes import load_rules
+from stagetrace_analyzer.load import NOT_TOLD, Arrivals, load_of, mean_in_flight
+from stagetrace_analyzer.reports.document import document_of
 
 S = 1_000_000_000
 
 
-def load(arrivals_s, sojourns_s, intended_s=None):
+BEGIN = 10**18
+
+
+def load(arrivals_s, sojourns_s, intended_s=None, run=None):
     """The load of requests that come and stay as said."""
-    received = (np.array(arrivals_s) * S).astype(np.int64) + 10**18
-    intended = (
-        np.full(len(received), -1) if intended_s is None else (np.array(intended_s) * S).astype(np.int64)
+    received, intended = (
+        (np.array(times) * S).astype(np.int64) + BEGIN
+        for times in (arrivals_s, arrivals_s if intended_s is None else intended_s)
     )
-    return load_of("a", received, intended, np.array(sojourns_s) * S)
+    if intended_s is None:
+        intended[:] = NOT_TOLD
+    runs = np.zeros(len(received), np.int32) if run is None else np.array(run, np.int32)
+    return load_of("a", Arrivals(received, intended, np.array(sojourns_s) * S, runs))
 
 
 def test_rate_and_variation_of_arrivals():
@@ -26,6 +35,7 @@ def test_rate_and_variation_of_arrivals():
     assert (even.open_loop, even.overloaded) == (False, False)
     assert even.in_flight == pytest.approx(0.5, rel=0.01)
     told = load(np.arange(200) / 10, np.full(200, 0.05), intended_s=np.arange(200) / 20)
+    assert told.intended_set_aside == 0
     assert (told.rate_per_s, told.open_loop) == (pytest.approx(20), True)
 
 
@@ -93,3 +103,86 @@ def test_a_request_of_unknown_end_stays():
     """What never ended is in the server from its arrival on."""
     found = mean_in_flight(np.array([0.0, 5.0]), np.array([np.inf, 6.0]), np.array([0.0, 10.0, 20.0]))
     assert found.tolist() == pytest.approx([1.1, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("off_s", "believed"),
+    [(0.0, True), (59.0, True), (61.0, False), (-86_399.0, True), (-86_401.0, False), (-1e9, False)],
+)
+def test_an_intended_time_that_cannot_be_is_set_aside(off_s, believed):
+    """It must not be over a day before the receipt, nor over a minute after it; else receipts count."""
+    arrivals = np.arange(200) / 10
+    intended = arrivals / 2
+    intended[77] = arrivals[77] + off_s
+    found = load(arrivals, np.full(200, 0.05), intended_s=intended)
+    assert (found.open_loop, found.intended_set_aside) == (believed, 0 if believed else 1)
+    if not believed:
+        assert found.rate_per_s == pytest.approx(10)
+
+
+def test_a_client_that_tells_nonsense_is_told(rows, tmp_path):
+    """An intended time of 0, or before the epoch, in one of 200 requests leaves the rate as it is."""
+    for number in range(200):
+        at = BEGIN + number * S // 10
+        rows.request(
+            ("both", "receive", 1.0),
+            received_unix_ns=at,
+            intended_unix_ns={5: 0, 6: -(10**18), 7: 2**63 - 1, 8: None}.get(number, at),
+        )
+    analysis = analyze([rows.write(tmp_path)], load_rules())
+    (found,) = analysis.loads
+    assert (found.open_loop, found.intended_set_aside) == (False, 3)
+    assert found.rate_per_s == pytest.approx(10)
+    assert any(
+        remark.startswith("3 intended sends are set aside") for remark in document_of(analysis).load.remarks
+    )
+
+
+def test_pauses_between_phases_are_no_load():
+    """Two phases of 10 s with 10 and 30 requests a second and an hour between them have 20 a second."""
+    arrivals = np.concatenate([np.arange(101) / 10, 3610 + np.arange(301) / 30])
+    run = np.repeat([0, 1], [101, 301])
+    found = load(arrivals, np.full(402, 0.5), run=run)
+    assert found.rate_per_s == pytest.approx(20)
+    assert found.in_flight == pytest.approx(10, rel=0.03)
+    assert found.pauses_s == pytest.approx(3600)
+    assert load(arrivals, np.full(402, 0.5), intended_s=arrivals, run=run).rate_per_s == pytest.approx(20)
+    assert load(arrivals, np.full(402, 0.5)).rate_per_s < 0.12
+
+
+def test_phases_at_the_same_time_are_one_load():
+    """Two clients with a phase each, one beginning when the other is half through, add up; nothing pauses."""
+    arrivals = np.concatenate([np.arange(101) / 10, 5 + np.arange(101) / 10])
+    found = load(arrivals, np.full(202, 0.5), run=np.repeat([7, 3], 101))
+    assert (found.rate_per_s, found.pauses_s) == (pytest.approx(201 / 15), 0)
+
+
+def test_a_phase_that_does_not_keep_up_is_overloaded_in_whatever_company():
+    """Calm phases before and after it, and pauses, do not hide that its queue grew."""
+    calm = np.arange(500) / 10
+    hard = np.arange(1000) / 18
+    arrivals = np.concatenate([calm, 1000 + hard, 5000 + calm])
+    sojourns = np.concatenate([np.full(500, 0.1), (np.arange(1000) + 1) / 13.4 - hard, np.full(500, 0.1)])
+    run = np.repeat([0, 1, 2], [500, 1000, 500])
+    found = load(arrivals, sojourns, run=run)
+    assert found.overloaded
+    assert found.achieved == pytest.approx(1 - 1000 * (1 - 13.4 / 18) / 2000, rel=0.01)
+
+
+def test_phases_and_datasets_are_told_apart(new_rows, tmp_path):
+    """What is a pause is found in the data: by phase, and by dataset where no phase is told."""
+    folders = []
+    for place in range(2):
+        rows = new_rows()
+        for number in range(202):
+            second_phase = number > 100
+            at = place * 10**6 + second_phase * 1000 + number % 101 / 10
+            phase = ["a", "b"][second_phase] if place else None
+            if place or not second_phase:
+                rows.request(("both", "receive", 1.0), received_unix_ns=BEGIN + round(at * S), phase=phase)
+        folders.append(rows.write(tmp_path / str(place)))
+    analysis = analyze(folders, load_rules())
+    (found,) = analysis.loads
+    assert found.rate_per_s == pytest.approx(10)
+    assert found.pauses_s == pytest.approx(10**6 + 1000 - 2 * 10)
+    assert any(remark.startswith("pauses of 1,000,980 s") for remark in document_of(analysis).load.remarks)

@@ -134,6 +134,7 @@ def test_a_calm_report_has_no_alarm() -> None:
         selection={},
         not_selected=0,
         partition_mismatches=dict.fromkeys(Horizon, 0),
+        unusable={},
         ingest=sound,
     )
     assert text_of(calm).startswith("4,000 requests, 3 match no class rule\n\n[mixture] text/short  ")

@@ -56,7 +56,7 @@ def selected(recorded, **given) -> int:
         ({"models": ["other", "tiny", "tiny"]}, "TRUE"),
         ({"models": ["other"]}, "FALSE"),
         ({"arms": ["a"]}, "FALSE"),
-        ({"instances": ["03f9b1ee4995"]}, "TRUE"),
+        ({"instances": ["no such server"]}, "FALSE"),
         ({"where": ["modality=image"]}, "media_items > 0"),
         ({"where": ["label=text", "pixels>=0"]}, "FALSE"),
         ({"where": ["label=image", "media_bytes>=25000"]}, "media_bytes >= 25000"),
@@ -71,6 +71,12 @@ def selected(recorded, **given) -> int:
 def test_selections_of_a_recorded_run(recorded, given: dict, same: str) -> None:
     """Each selection takes the requests that a query of one's own takes, and the others are not selected."""
     assert selected(recorded, **given) == count(recorded, same)
+
+
+def test_the_server_of_a_recorded_run(recorded) -> None:
+    """It is called otherwise in every recording, and served all requests."""
+    ((server,),) = recorded[0].execute("SELECT DISTINCT instance FROM requests").fetchall()
+    assert selected(recorded, instances=[server]) == count(recorded)
 
 
 def test_the_cases_above_are_not_all_or_nothing(recorded) -> None:

@@ -32,10 +32,19 @@ CLASSED = """
 """Class of every request that ended well."""
 
 REPORT = """
-    SELECT traffic_class, stage, horizon, count(*), sum(duration_ns)
-    FROM stages JOIN classed USING (request)
-    GROUP BY ALL
+    , names AS (
+        SELECT traffic_class, row_number() OVER () AS number
+        FROM (SELECT DISTINCT traffic_class FROM classed)
+    ),
+    numbered AS (SELECT request, number::UTINYINT AS number FROM classed JOIN names USING (traffic_class)),
+    sums AS (
+        SELECT number, stage, horizon, count(*) AS intervals, sum(duration_ns) AS spent_ns
+        FROM stages JOIN numbered USING (request)
+        GROUP BY ALL
+    )
+    SELECT traffic_class, stage, horizon, intervals, spent_ns FROM sums JOIN names USING (number)
 """
+"""Intervals and their time in ns by class, stage and horizon; numbers are grouped by faster than names."""
 
 EXACT = """
     , sizes AS (SELECT traffic_class, count(*) AS n FROM classed GROUP BY traffic_class),

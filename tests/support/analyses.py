@@ -295,12 +295,24 @@ def analysis(*classes: ClassReport, **changes) -> Analysis:
         "unclassified": 3,
         "unknown_facts": {"max_tokens": 12},
         "loads": (
-            Load("mixture", 8000, open_loop, 12.34, 1.02, 0.81, 55.5, overloaded=True),
+            Load(
+                "mixture",
+                8000,
+                open_loop,
+                12.34,
+                1.02,
+                0.81,
+                55.5,
+                overloaded=True,
+                pauses_s=600.0,
+                intended_set_aside=7,
+            ),
             Load(None, 3, open_loop, None, None, 1.0, 0.1, overloaded=False),
         ),
         "classes": classes,
         "joins": {"api+engine+worker": 8000, "api": 3},
         "partition_mismatches": {Horizon.TTFT: 0, Horizon.COMPLETION: 5},
+        "unusable": {"intervals on an unknown horizon": 9},
         "ingest": INGEST,
     }
     return Analysis(**fields | changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -22,8 +21,6 @@ from stagetrace_analyzer.commands.options import (
     read_data_options,
     read_output,
 )
-from stagetrace_analyzer.reports.json_report import render_json
-from stagetrace_analyzer.reports.text import write_text
 from stagetrace_analyzer.results import Analysis
 
 SUMMARY: Final = "where requests of each traffic class spend their time, and where they wait"
@@ -84,14 +81,15 @@ def _renderer(wanted: Format) -> Callable[[Analysis], str]:
             from stagetrace_analyzer.reports.html import render_html  # noqa: PLC0415 - of an extra
 
         return render_html
+    # Each brings its own packages, which take time to import.
     if wanted is Format.MD:
         from stagetrace_analyzer.reports.markdown import render_markdown  # noqa: PLC0415
 
         return render_markdown
-    return render_json if wanted is Format.JSON else _render_text
+    if wanted is Format.JSON:
+        from stagetrace_analyzer.reports.json_report import render_json  # noqa: PLC0415
 
+        return render_json
+    from stagetrace_analyzer.reports.text import render_text  # noqa: PLC0415
 
-def _render_text(analysis: Analysis) -> str:
-    text = io.StringIO()
-    write_text(analysis, text)
-    return text.getvalue()
+    return render_text

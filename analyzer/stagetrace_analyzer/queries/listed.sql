@@ -1,9 +1,10 @@
--- Makes the table listed: what a list of requests shows, sorts and filters by.
+-- Makes the table listed: what a list of requests shows, sorts and filters by.  Requests that
+-- cannot be used are not in it, as in all figures.
 --
--- The CASE that the class rules compile to is put in the place in braces; it uses
--- columns of facts.
+-- The expressions that class rules and selection compile to are put in the places in
+-- braces; they use columns of facts.
 --
--- Parameters: those of the CASE
+-- Parameters: those of the expressions; classes (list of names, null for all)
 -- Columns:
 --   row               number in the order of receipt, from 0
 --   dataset, request  the request
@@ -16,9 +17,10 @@
 --   longest_wait      the one of them in which it was longest, null if in none
 --   outcome, error_code, ended_stage
 --   media_items, pixels, prompt_tokens, output_tokens, max_tokens  counts, null if unknown
+--   selected          whether it is in the selection; lists have no other
 CREATE OR REPLACE TABLE listed AS
 WITH by_stage AS (
-    SELECT dataset, request, stage, kind = 'wait' AS is_wait, sum(duration_ns)::BIGINT AS spent_ns
+    SELECT dataset, request, stage, kind = 'wait' AS is_wait, sum(duration_ns) AS spent_ns
     FROM stages
     WHERE horizon IN ('both', 'ttft')
     GROUP BY dataset, request, stage, is_wait
@@ -27,7 +29,8 @@ waited AS (
     SELECT
         dataset,
         request,
-        coalesce(sum(spent_ns) FILTER (WHERE is_wait), 0)::BIGINT AS waited_ns,
+        -- Intervals of others' making may add up to more than a number holds: that is unknown.
+        try_cast(coalesce(sum(spent_ns) FILTER (WHERE is_wait), 0) AS BIGINT) AS waited_ns,
         arg_max(stage, spent_ns) FILTER (WHERE is_wait AND spent_ns > 0) AS longest_wait
     FROM by_stage
     GROUP BY dataset, request
@@ -58,7 +61,9 @@ SELECT
     pixels,
     prompt_tokens,
     output_tokens,
-    max_tokens
+    max_tokens,
+    {selected} AND ($classes IS NULL OR list_contains($classes, traffic_class)) AS selected
 FROM facts
 LEFT JOIN waited ON facts.dataset = waited.dataset AND facts.request = waited.request
+WHERE fault IS NULL
 ORDER BY row

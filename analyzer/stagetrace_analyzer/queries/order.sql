@@ -12,7 +12,8 @@
 -- Columns: row (as in listed)
 SELECT row
 FROM listed
-WHERE ($traffic_class IS NULL OR traffic_class = $traffic_class)
+WHERE selected
+    AND ($traffic_class IS NULL OR traffic_class = $traffic_class)
     AND ($phase IS NULL OR phase = $phase)
     AND ($model IS NULL OR model = $model)
     AND ($arm IS NULL OR arm = $arm)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from stagetrace_analyzer.queries.reading import fetch, sql_of
+from stagetrace_analyzer.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,8 @@ SORTABLE: Final = (
     "max_tokens",
 )
 """Columns that a list can be sorted by."""
+
+_ALL: Final = Selection()
 
 
 class Span(NamedTuple):
@@ -192,10 +195,25 @@ def span(connection: duckdb.DuckDBPyConnection) -> Span:
     return fetch(connection, "span", Span)[0]
 
 
-def list_requests(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> None:
-    """Make the table ``listed``, which the lists are read from."""
-    expression, parameters = rules.case_expression()
-    connection.execute(sql_of("listed").format(traffic_class=expression), parameters)
+def list_requests(
+    connection: duckdb.DuckDBPyConnection,
+    rules: ClassRules,
+    selection: Selection = _ALL,
+    newest_unix_ns: int | None = None,
+) -> None:
+    """Make the table ``listed``, which the lists are read from.
+
+    Args:
+        connection: From `open_dataset`, or a cursor of it.
+        rules: Traffic classes.
+        selection: Which requests lists have; all are known as others in the steps of one.
+        newest_unix_ns: When the newest request of the data was received, None without any.
+    """
+    classed, class_parameters = rules.case_expression()
+    selected, parameters = selection.sql(newest_unix_ns)
+    query = sql_of("listed").format(traffic_class=classed, selected=selected)
+    classes = {"classes": list(selection.classes) or None}
+    connection.execute(query, {**class_parameters, **parameters, **classes})
 
 
 def choices(connection: duckdb.DuckDBPyConnection) -> list[Choice]:

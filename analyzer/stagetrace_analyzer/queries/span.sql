@@ -1,4 +1,4 @@
--- The time and the phases that the requests cover.
+-- The time and the phases that the requests cover, of those that can be used.
 --
 -- Columns:
 --   requests                      count
@@ -11,4 +11,5 @@ SELECT
     min(received_unix_ns) AS first_unix_ns,
     max(received_unix_ns) AS last_unix_ns,
     max(received_unix_ns + coalesce(ended_ns, 0)) AS newest_unix_ns
-FROM requests
+FROM facts
+WHERE fault IS NULL

@@ -79,15 +79,16 @@ def steps_between(
     connection: duckdb.DuckDBPyConnection, engine: Engine, since_ns: int, until_ns: int, most: int
 ) -> list[EngineStep]:
     """Return the first ``most`` steps that an engine scheduled in [since, until)."""
-    return fetch(connection, "steps", EngineStep, _stretch(engine, since_ns, until_ns) | {"most": most})
+    parameters = _stretch(engine, since_ns, until_ns) | {"most": most, "longest": False}
+    return fetch(connection, "steps", EngineStep, parameters)
 
 
 def longest_steps(
     connection: duckdb.DuckDBPyConnection, engine: Engine, since_ns: int, until_ns: int, most: int
 ) -> list[EngineStep]:
     """Return the ``most`` longest steps that an engine scheduled in [since, until)."""
-    stretch = _stretch(engine, since_ns, until_ns)
-    return fetch(connection, "longest_steps", EngineStep, stretch | {"most": most})
+    parameters = _stretch(engine, since_ns, until_ns) | {"most": most, "longest": True}
+    return fetch(connection, "steps", EngineStep, parameters)
 
 
 def step_buckets(

@@ -1,6 +1,7 @@
--- The steps that an engine scheduled in a time.
+-- Steps that an engine scheduled in a time: the first ones, or the longest.
 --
--- Parameters: dataset, engine; since_unix_ns, until_unix_ns (ns, scheduled in [since, until)); most (count)
+-- Parameters: dataset, engine; since_unix_ns, until_unix_ns (ns, scheduled in [since, until)); most (count);
+--   longest (boolean, false for the first)
 -- Columns:
 --   step, scheduled_unix_ns, begin_unix_ns, end_unix_ns (ns since the epoch, null if unknown)
 --   encoder_ns              ns of encoding inside the step, null if none
@@ -21,5 +22,5 @@ SELECT
 FROM steps
 WHERE dataset = $dataset AND engine = $engine
     AND scheduled_unix_ns >= $since_unix_ns AND scheduled_unix_ns < $until_unix_ns
-ORDER BY scheduled_unix_ns, step
+ORDER BY CASE WHEN $longest THEN end_unix_ns - begin_unix_ns END DESC NULLS LAST, scheduled_unix_ns, step
 LIMIT $most

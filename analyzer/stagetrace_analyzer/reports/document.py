@@ -23,6 +23,7 @@ from stagetrace_analyzer.results import (
     Dominant,
     Ingest,
     Latency,
+    Load,
     MediaFacts,
     Quantile,
     Quantiles,
@@ -34,6 +35,8 @@ UNATTRIBUTED_GOAL: Final = 0.02
 """A larger unattributed share of a horizon is called out."""
 
 _STOPS_TOLD: Final = 4
+_TOLD_PAUSE_S: Final = 1.0
+_TRENDS: Final = {1: "became longer", -1: "became shorter"}
 _LATENCIES: Final = {"TTFT": "ttft", "completion": "completion", "waiting in TTFT": "waiting"}
 
 
@@ -139,10 +142,16 @@ def _alarms(analysis: Analysis) -> Iterator[str]:
                 "had ended by the last arrival; the queue kept growing, and latencies grow with the run"
             )
     for warm_up in analysis.warm_ups:
-        if not warm_up.settled:
+        drifting = f"STILL DRIFTING{_in_phase(warm_up.phase)}"
+        if warm_up.trend:
             yield (
-                f"STILL DRIFTING{_in_phase(warm_up.phase)}: not settled after the {warm_up.requests:,} of "
-                f"{warm_up.of:,} requests that are left out at most; run it longer"
+                f"{drifting}: TTFT {_TRENDS[warm_up.trend]} from the begin of the phase to its end; figures "
+                "go with the length of the run, so run it longer, or at a steady load"
+            )
+        elif not warm_up.settled:
+            yield (
+                f"{drifting}: not settled after the {warm_up.requests:,} of {warm_up.of:,} requests that are "
+                "left out at most; run it longer"
             )
     doubts = list(_doubts(analysis))
     if doubts:
@@ -159,6 +168,8 @@ def _doubts(analysis: Analysis) -> Iterator[str]:
         yield f"{wrong} of {len(analysis.ingest.checks)} counts that must agree do not"
     if mismatches := sum(analysis.partition_mismatches.values()):
         yield f"the stages of {mismatches:,} horizons do not add up"
+    if unusable := sum(analysis.unusable.values()):
+        yield f"{unusable:,} rows of the data cannot be used"
     shares = [s for report in analysis.classes for s in report.unattributed.values() if s is not None]
     if max(shares, default=0.0) > UNATTRIBUTED_GOAL:
         yield f"up to {words.percent(max(shares))} % of the time is unattributed"
@@ -411,7 +422,7 @@ def _load(analysis: Analysis) -> Table:
         columns=("requests", "per s", "gaps CV", "in flight", "ended %"),
         rows=tuple(
             Row(
-                load.phase or "all",
+                "all" if load.phase is None else load.phase,
                 (
                     f"{load.requests:,}",
                     words.NO_VALUE if load.rate_per_s is None else words.rounded(load.rate_per_s),
@@ -425,8 +436,23 @@ def _load(analysis: Analysis) -> Table:
         remarks=(
             f"{between}; their coefficient of variation (CV) is 1 for Poisson arrivals, more for bursts",
             "ended: by the time of the last arrival, when the server has kept up with nearly all",
+            *_load_remarks(analysis.loads),
         ),
     )
+
+
+def _load_remarks(loads: Sequence[Load]) -> Iterator[str]:
+    pauses_s = sum(load.pauses_s for load in loads)
+    if pauses_s >= _TOLD_PAUSE_S:
+        yield (
+            f"pauses of {words.rounded(pauses_s)} s together, between phases or datasets, are left out: "
+            "rates, gaps and requests in flight are of the time between them"
+        )
+    if set_aside := sum(load.intended_set_aside for load in loads):
+        yield (
+            f"{set_aside:,} intended sends are set aside: over a day before the receipt, or over a minute "
+            "after it"
+        )
 
 
 def _quality(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -436,7 +462,7 @@ def _quality(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "mismatches", f"{mismatches:,} horizons whose stages do not add up; left out of shares"
     for warm_up in analysis.warm_ups:
         phase = "" if warm_up.phase is None else f"[{warm_up.phase}] "
-        drifts = "" if warm_up.settled else "; still drifting"
+        drifts = "; still drifting" if not warm_up.settled else ""
         yield "warm-up", f"{phase}{warm_up.requests:,} of {warm_up.of:,} left out ({warm_up.rule}){drifts}"
     if analysis.unknown_facts:
         unknown = ", ".join(f"{name} of {n:,} requests" for name, n in analysis.unknown_facts.items())
@@ -444,6 +470,8 @@ def _quality(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "joined", words.counts(analysis.joins)
     yield "records", f"{ingest.records:,} read, {ingest.dropped:,} dropped, {ingest.faults:,} faults"
     yield "set aside", words.counts(ingest.set_aside)
+    if analysis.unusable:
+        yield "unusable", words.counts(analysis.unusable)
     yield from _switches(ingest)
     yield "reconciled", _reconciled(ingest.checks)
     if ingest.hooks_off:

@@ -66,6 +66,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "classes": [_class(report) for report in analysis.classes],
         "joins": dict(analysis.joins),
         "partition_mismatches": dict(analysis.partition_mismatches),
+        "unusable": dict(analysis.unusable),
         "ingest": _ingest(analysis.ingest),
     }
 

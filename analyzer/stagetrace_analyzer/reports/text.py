@@ -5,6 +5,7 @@ The text fits into 80 columns and has no colour codes unless it goes to a termin
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,13 @@ def write_text(analysis: Analysis, file: TextIO) -> None:
         console.print(Group(*_report(document_of(analysis))))
     # Tables are padded to the full width.
     file.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def render_text(analysis: Analysis) -> str:
+    """Return the report as a file has it."""
+    text = io.StringIO()
+    write_text(analysis, text)
+    return text.getvalue()
 
 
 def _report(document: Document) -> Iterator[RenderableType]:

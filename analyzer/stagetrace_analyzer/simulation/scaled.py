@@ -99,8 +99,8 @@ def write_scaled(
 ) -> None:
     """Write a dataset of drawn busy periods, in batches.
 
-    Phases, and ids that name recorded requests, are dropped; ``loop_lag`` and
-    ``checks`` are left empty.
+    Phases, and ids that name recorded requests, are dropped; ``loop_lag``, ``clocks``
+    and ``checks`` are left empty.
 
     Args:
         recorded: Folder of the dataset to draw from.

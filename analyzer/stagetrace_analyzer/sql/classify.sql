@@ -1,4 +1,4 @@
--- Makes the table classified: the requests that were selected, with their class.
+-- Makes the table classified: the requests that can be used and were selected, with their class.
 --
 -- The expressions that class rules and selection compile to are put in the places in
 -- braces; they use columns of facts.
@@ -19,7 +19,7 @@ CREATE TEMP TABLE classified AS
 WITH selected AS (
     SELECT *, {traffic_class} AS traffic_class
     FROM facts
-    WHERE {selected}
+    WHERE fault IS NULL AND {selected}
 )
 SELECT
     dataset,

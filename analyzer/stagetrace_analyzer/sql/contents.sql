@@ -6,11 +6,13 @@
 -- Parameters: those of the CASE
 -- Columns:
 --   requests                        count
+--   faults                          map of what is wrong with a request to requests; all else is of the others
 --   oldest_unix_ns, newest_unix_ns  ns since the epoch, receipt; null without requests
 --   classes                         list of names
 --   models, arms, instances         lists of names, sorted; null if there is none
 SELECT
-    count(*) AS requests,
+    (SELECT count(*) FROM facts) AS requests,
+    (SELECT histogram(fault) FROM facts WHERE fault IS NOT NULL) AS faults,
     min(received_unix_ns) AS oldest_unix_ns,
     max(received_unix_ns) AS newest_unix_ns,
     list(DISTINCT {traffic_class}) AS classes,
@@ -18,3 +20,4 @@ SELECT
     list_sort(list(DISTINCT arm) FILTER (WHERE arm IS NOT NULL)) AS arms,
     list_sort(list(DISTINCT instance)) AS instances
 FROM facts
+WHERE fault IS NULL

@@ -4,13 +4,13 @@
 -- Columns:
 --   request      number of the request in its dataset
 --   place        number in places
---   horizon      0: both, 1: ttft, 2: completion
+--   horizon      0: both, 1: ttft, 2: completion, 3: unknown
 --   duration_ns  ns
 SELECT
     stages.request,
     places.place::SMALLINT AS place,
-    CASE stages.horizon WHEN 'both' THEN 0 WHEN 'ttft' THEN 1 ELSE 2 END::TINYINT AS horizon,
-    stages.duration_ns
+    CASE stages.horizon WHEN 'both' THEN 0 WHEN 'ttft' THEN 1 WHEN 'completion' THEN 2 ELSE 3 END::TINYINT AS horizon,
+    stages.duration_ns::BIGINT AS duration_ns
 FROM stages
 INNER JOIN places
     ON stages.stage = places.stage

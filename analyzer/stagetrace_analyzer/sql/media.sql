@@ -11,8 +11,8 @@ SELECT
     classified.traffic_class,
     classified.phase,
     count(*) AS items,
-    avg(media.bytes) AS mean_bytes,
-    avg(media.width::DOUBLE * media.height) AS mean_pixels,
+    avg(media.bytes) FILTER (WHERE media.bytes >= 0) AS mean_bytes,
+    avg(media.width::DOUBLE * media.height) FILTER (WHERE media.width >= 0 AND media.height >= 0) AS mean_pixels,
     histogram(coalesce(media.processor_cache, 'unknown')) AS processor_cache,
     histogram(coalesce(media.encoder_cache, 'unknown')) AS encoder_cache
 FROM media

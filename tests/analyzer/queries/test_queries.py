@@ -78,12 +78,14 @@ def connection(random_rows, tmp_path_factory):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_says_its_columns_and_takes_parameters_only(name):
-    """A file begins with what it is and its columns; only the class rules' expression is put in."""
+    """A file begins with what it is and its columns; only what class rules and selections compile to is put in."""
     text = reading.sql_of(name)
     header = "".join(re.findall(r"^--.*\n", text, flags=re.MULTILINE))
     assert text.startswith("-- ")
     assert "-- Columns:" in header
-    assert set(re.findall(r"\{(\w+)\}", text)) == ({"traffic_class"} if name == "listed" else set())
+    assert set(re.findall(r"\{(\w+)\}", text)) == (
+        {"traffic_class", "selected"} if name == "listed" else set()
+    )
     named = set(re.findall(r"\$(\w+)", text))
     assert {word for word in named if not re.search(rf"\b{word}\b", header)} <= {
         "dataset", "engine", "since_unix_ns", "until_unix_ns", "most", "sign", "sort",
@@ -221,13 +223,96 @@ def test_engine_part_of_time(engine_connection):
     assert [(step.step, step.duration_ns) for step in found] == [(2, 9 * MS), (3, 2 * MS)]
 
 
+def clock_row(process, at_s, ahead_ms=0, **facts):
+    """A reading of both clocks, after some seconds, the wall clock ahead of what it was at first."""
+    row = {
+        "process": process,
+        "role": "api",
+        "host": "h",
+        "clock": "c",
+        "stagetrace_version": "1",
+        "records": 7,
+    }
+    monotonic_ns = at_s * 1000 * MS
+    return row | {"at_unix_ns": 10**18 + monotonic_ns + ahead_ms * MS, "monotonic_ns": monotonic_ns} | facts
+
+
 def test_processes_are_told_by_what_they_told(engine_connection):
-    """An API server by its requests, an engine by its steps."""
+    """Where no clock was read, an API server is known by its requests, an engine by its steps."""
     found = quality.processes(engine_connection)
-    assert [(process.role, process.process, process.things) for process in found] == [
-        ("api", "a", 3),
-        ("engine", "e", 8),
+    assert [(p.role, p.process, p.requests, p.steps, p.clock, p.lags) for p in found] == [
+        ("api", "a", 3, None, None, 0),
+        ("engine", "e", None, 8, None, None),
     ]
+    assert quality.clocks(engine_connection) == []
+
+
+def test_every_process_that_wrote_is_listed_once(tmp_path):
+    """Also a worker and a server without requests; one that is API server and engine is one."""
+    connection = opened(
+        tmp_path,
+        requests=[request_row(0, instance="both", received_unix_ns=5)],
+        steps=[step | {"engine": "both"} for step in ENGINE_STEPS],
+        loop_lag=[{"instance": "idle", "at_unix_ns": 9, "duration_ns": n} for n in (3, 4)],
+        clocks=[
+            clock_row("both", 0, role="api+engine", pid=11, model="m"),
+            clock_row("both", 9, role="api+engine", pid=11, model="m"),
+            clock_row("idle", 1, version="2"),
+            clock_row("w", 2, role="worker"),
+        ],
+    )
+    found = quality.processes(connection)
+    assert [(p.role, p.process, p.requests, p.steps, p.records, p.lags) for p in found] == [
+        ("api", "idle", None, None, 7, 2),
+        ("api+engine", "both", 1, 8, 7, 0),
+        ("worker", "w", None, None, 7, None),
+    ]
+    idle, both, _ = found
+    assert (idle.version, idle.longest_lag_ns, idle.first_unix_ns) == ("2", 4, None)
+    assert (both.pid, both.host, both.model) == (11, "h", "m")
+    assert (both.first_unix_ns, both.last_unix_ns) == (5, 80 * MS)
+
+
+def test_a_wall_clock_that_drifts(tmp_path):
+    """Of a clock is said how far the wall clock moved over all its readings, and by how much of that time."""
+    readings = [clock_row("ab"[n % 2], 600 * n, ahead_ms=n) for n in range(13)]
+    (clock,) = quality.clocks(opened(tmp_path, clocks=readings))
+    assert (clock.processes, clock.readings, clock.hosts) == (2, 13, ["h"])
+    assert (clock.span_ns, clock.moved_ns, clock.jump_ns) == (7200 * 1000 * MS, 12 * MS, MS)
+    assert clock.ppm == pytest.approx(12e-3 / 7200 * 1e6)
+
+
+@pytest.mark.parametrize(("hours", "jump_ms", "ppm"), [(0, -10, None), (1, 10, 10e3 / 3600), (1, -11, None)])
+def test_drift_is_told_only_where_it_can_be(tmp_path, hours, jump_ms, ppm):
+    """Below an hour, and where the clock jumped, no drift is made of what it moved."""
+    clocks = [clock_row("a", 0), clock_row("a", 1 + hours * 3600, ahead_ms=jump_ms)]
+    (clock,) = quality.clocks(opened(tmp_path, clocks=clocks))
+    assert clock.moved_ns == jump_ms * MS
+    assert clock.ppm == (None if ppm is None else pytest.approx(ppm, rel=1e-3))
+
+
+def test_the_largest_jump_of_a_wall_clock(tmp_path):
+    """It is between two neighbouring readings of any processes, and dated by the clock as it was last."""
+    by_time = [(0, 0), (10, 0), (20, 3000), (30, 3000), (40, -1000), (50, -1000)]
+    clocks = [clock_row("ab"[n % 2], at_s, ahead_ms) for n, (at_s, ahead_ms) in enumerate(by_time)]
+    clocks.append(clock_row("other", 5, ahead_ms=10**6, clock="d", host="i"))
+    one, other = quality.clocks(opened(tmp_path, clocks=clocks[::-1]))
+    last = 10**18 - 1000 * MS
+    assert (one.moved_ns, one.jump_ns, one.ppm) == (-1000 * MS, -4000 * MS, None)
+    assert (one.jump_after_unix_ns, one.jump_before_unix_ns) == (last + 30_000 * MS, last + 40_000 * MS)
+    assert (one.first_unix_ns, one.last_unix_ns) == (last, last + 50_000 * MS)
+    assert (other.readings, other.moved_ns, other.jump_ns, other.jump_before_unix_ns) == (1, 0, None, None)
+
+
+def test_a_clock_of_several_datasets_is_one(tmp_path):
+    """Runs on one host have its clock in common; a reading that is in two of them counts once."""
+    for name, at_s in (("one", 5), ("two", 9)):
+        opened(tmp_path / name, clocks=[clock_row("a", 1), clock_row(name, at_s, ahead_ms=at_s)])
+    connection = open_dataset([tmp_path / "one", tmp_path / "two"])
+    (clock,) = quality.clocks(connection)
+    assert (clock.datasets, clock.processes, clock.readings) == (2, 3, 3)
+    assert (clock.moved_ns, clock.jump_ns) == (9 * MS, 5 * MS)
+    assert len(quality.processes(connection)) == 4
 
 
 def test_rows_come_in_the_wanted_order(connection):
