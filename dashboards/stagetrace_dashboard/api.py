@@ -86,6 +86,7 @@ def _status(source: Source) -> dict[str, Any]:
         "span": data.span,
         "age_ns": None if newest is None else time.time_ns() - newest,
         "problem": source.problem,
+        "selection": data.scope.selection.described(),
         "addresses": list(_addresses()),
         "parameters": list(PARAMETERS),
     }

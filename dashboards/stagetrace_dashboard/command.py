@@ -7,13 +7,18 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Final
 
-from stagetrace_analyzer.classes import load_rules
-from stagetrace_analyzer.commands.options import CommandParser
+from stagetrace_analyzer.commands.options import (
+    NOT_ENOUGH,
+    CommandParser,
+    add_data_options,
+    nothing_found,
+    read_data_options,
+)
 from stagetrace_dashboard.app import create_app
 from stagetrace_dashboard.limits import Limits
+from stagetrace_dashboard.scope import Scope
 from stagetrace_dashboard.security import Door
 from stagetrace_dashboard.serving import listen
 from stagetrace_dashboard.source import Follower, Source
@@ -32,12 +37,15 @@ Only this machine can look, unless --host says otherwise; then a --token is
 wanted, which a browser brings once (http://HOST:PORT/?token=TOKEN) and other
 clients with every request (Authorization: Bearer TOKEN).
 
-Exit codes: 0 stopped, 2 wrong usage or unreadable data."""
+A selection holds for everything that is shown; pages choose within it.
+
+Exit codes: 0 stopped, 2 wrong usage or unreadable data, 3 nothing selected."""
 
 _EPILOG: Final = """\
 examples:
   stagetrace dashboard run-1/dataset
   stagetrace dashboard spool/ --follow
+  stagetrace dashboard spool/ --since 30m --where stream=true
   stagetrace dashboard spool/ --host 0.0.0.0 --token "$(openssl rand -hex 16)\""""
 
 
@@ -50,14 +58,18 @@ def main(argv: list[str]) -> int:
     """
     options = _parser().parse_args(argv)
     door = Door(options.host, options.token)
-    rules = load_rules(options.classes)
+    wanted = read_data_options(options)
     with ExitStack() as stack:
-        _say(f"reading {', '.join(str(path) for path in options.paths)}")
-        source = stack.enter_context(closing(Source(options.paths, rules, Limits())))
+        _say(f"reading {', '.join(str(path) for path in wanted.paths)}")
+        scope = Scope(wanted.selection, wanted.by_phase)
+        source = stack.enter_context(closing(Source(wanted.paths, wanted.rules, Limits(), scope)))
         app = create_app(source, door, follow=options.follow)
         server = listen(app.server, door.host, options.port)
         stack.callback(server.server_close)
         source.data.warm()
+        if not options.follow and source.data.is_empty:
+            _say(nothing_found(wanted, source.data.folders))
+            return NOT_ENOUGH
         if options.follow:
             follower = Follower(source)
             stack.callback(follower.stop)
@@ -88,12 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", type=Path, help="a dataset, or a spool of records"
-    )
-    parser.add_argument(
-        "--classes", metavar="FILE", type=Path, help="traffic class rules (TOML) in place of the default ones"
-    )
+    add_data_options(parser)
     parser.add_argument("--follow", action="store_true", help="keep up with data that grow")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"

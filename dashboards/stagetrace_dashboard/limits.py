@@ -22,6 +22,7 @@ class Limits:
         orders: Sorted lists that are kept; each takes 8 bytes a request.
         poll_s: How often followed data is looked at.
         spool_share: Largest share of the time that goes into reading a followed spool again.
+        body_bytes: Size of what may be sent with a request; pages send less than a tenth of it.
     """
 
     query_s: float = 10.0
@@ -36,3 +37,4 @@ class Limits:
     orders: int = 8
     poll_s: float = 2.0
     spool_share: float = 0.2
+    body_bytes: int = 1_000_000

@@ -1,4 +1,4 @@
-"""Who may ask: hosts, tokens and headers.
+"""Who may ask, and what: hosts, tokens, headers, and questions that no page asks.
 
 On loopback, any page that a browser shows could ask this server by a name that
 its owner points to 127.0.0.1 (DNS rebinding); so only names of this machine are
@@ -11,14 +11,18 @@ import hashlib
 import hmac
 import html
 import ipaddress
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from flask import Flask, Response, make_response, redirect, request
+from werkzeug.exceptions import HTTPException
 
-from stagetrace.errors import UsageError
+from stagetrace.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from werkzeug.wrappers import Response as BaseResponse
@@ -31,6 +35,8 @@ _BEARER: Final = "Bearer "
 _PURPOSE: Final = b"stagetrace dashboard"
 _COOKIE: Final = "stagetrace_dashboard_"
 _MONTH_S: Final = 30 * 86_400
+_CALLBACKS: Final = "/_dash-update-component"
+"""Where pages ask for what changes in them."""
 
 _REFUSED: Final = """\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>stagetrace: token wanted</title>
@@ -102,6 +108,35 @@ def guard(server: Flask, door: Door, scripts: Sequence[str]) -> None:
         if request.path.startswith("/api/") or response.mimetype == "text/html":
             response.headers["Cache-Control"] = "no-store"
         return response
+
+
+def refuse_nonsense(server: Flask, body_bytes: int) -> None:
+    """Answer what no page sends in one line, as the fault of who asked, which for Dash is one of ours.
+
+    Args:
+        server: The application.
+        body_bytes: Larger bodies are not read.
+    """
+    server.config["MAX_CONTENT_LENGTH"] = body_bytes
+
+    @server.errorhandler(Exception)
+    def explain(error: Exception) -> BaseResponse | HTTPException:
+        if request.path != _CALLBACKS:
+            if isinstance(error, HTTPException):
+                return error
+            raise error
+        if isinstance(error, HTTPException):
+            return _refuse(error.code or 400, error.name.lower())
+        if isinstance(error, DataError):
+            return _refuse(503, "the data cannot be read, or not in time")
+        sys.stderr.write(f"stagetrace: a question was not understood: {_place(error)}\n")
+        return _refuse(400, "this is no question of one of its pages")
+
+
+def _place(error: Exception) -> str:
+    """Name the kind of an error and where it was raised; its text may be of who asked."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -13,12 +13,14 @@ from stagetrace.errors import StagetraceError
 from stagetrace_analyzer.commands.options import datasets_of
 from stagetrace_analyzer.dataset import is_dataset
 from stagetrace_dashboard.data import Data
+from stagetrace_dashboard.scope import Scope
 
 if TYPE_CHECKING:
     from stagetrace_analyzer.classes import ClassRules
     from stagetrace_dashboard.limits import Limits
 
 Files = frozenset[tuple[str, int, int]]
+_WHOLE = Scope()
 
 
 class Source:
@@ -33,7 +35,9 @@ class Source:
         problem: Why it could not be read again, None if it could.
     """
 
-    def __init__(self, paths: Sequence[Path], rules: ClassRules, limits: Limits) -> None:
+    def __init__(
+        self, paths: Sequence[Path], rules: ClassRules, limits: Limits, scope: Scope = _WHOLE
+    ) -> None:
         """Read the data.
 
         Raises:
@@ -44,6 +48,7 @@ class Source:
         self.problem: str | None = None
         self._paths = tuple(paths)
         self._rules = rules
+        self._scope = scope
         self._seen: Files = frozenset()
         self._read_files: Files = frozenset()
         self._next_spool_s = 0.0
@@ -109,7 +114,9 @@ class Source:
             with ExitStack() as stack:
                 folders = stack.enter_context(datasets_of(self._paths))
                 data = stack.enter_context(
-                    closing(Data(number, folders, time.time_ns(), self._rules, self.limits))
+                    closing(
+                        Data(number, folders, time.time_ns(), self._rules, self.limits, scope=self._scope)
+                    )
                 )
                 state = _State(data, stack.pop_all())
         finally:

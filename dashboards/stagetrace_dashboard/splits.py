@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,6 +69,12 @@ def split_rules(rules: ClassRules, traffic_class: str, split: Split) -> ClassRul
     )
 
 
+def split_classes(classes: Sequence[str], traffic_class: str, split: Split) -> tuple[str, ...]:
+    """Return the names that selected classes have by `split_rules`."""
+    others = (_beside(name, split) for name in classes if name != traffic_class)
+    return (*split.upper, *others) if traffic_class in classes else tuple(others)
+
+
 def _finer(rule: ClassRule, split: Split) -> Iterator[ClassRule]:
     low = 0
     for name, high in split.upper.items():
@@ -77,5 +83,9 @@ def _finer(rule: ClassRule, split: Split) -> Iterator[ClassRule]:
 
 
 def _kept(rule: ClassRule, split: Split) -> Iterator[ClassRule]:
-    """Yield another class's rule; its name must not be that of a range."""
-    yield ClassRule(f"{rule.name} " if rule.name in split.upper else rule.name, rule.where)
+    yield ClassRule(_beside(rule.name, split), rule.where)
+
+
+def _beside(name: str, split: Split) -> str:
+    """Return the name of another class, which must not be that of a range."""
+    return f"{name} " if name in split.upper else name

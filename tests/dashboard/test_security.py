@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import socket
+import threading
+
 import pytest
+from dashboarding import RECORDED, client_of, opened
 
 from stagetrace.errors import UsageError
+from stagetrace_dashboard import serving
 from stagetrace_dashboard.app import create_app
 from stagetrace_dashboard.security import Door, is_loopback
 
@@ -162,3 +170,138 @@ def test_a_script_that_is_not_there_is_no_fault(client, capfd):
     """Who asks for scripts of other packages gets nothing, and the terminal stays quiet."""
     assert client.get("/_dash-component-suites/os/os.py").status_code == 404
     assert not capfd.readouterr().err
+
+
+# --- what no page asks -------------------------------------------------------------------------------
+
+CALLBACKS = "/_dash-update-component"
+
+
+def question(**values):
+    """What a browser sends to be shown a page; other values than its own by the property that has them."""
+    inputs = {"pathname": "/quality", "search": "", "theme": "light", "generation": 1} | values
+    of = {"pathname": ("url", "pathname"), "search": ("url", "search")}
+    return {
+        "output": "..page.children...menu.children...shown.data..",
+        "outputs": [
+            {"id": name, "property": of_it}
+            for name, of_it in (("page", "children"), ("menu", "children"), ("shown", "data"))
+        ],
+        "inputs": [
+            dict(zip(("id", "property"), of.get(name, (name, "data")), strict=True), value=value)
+            for name, value in inputs.items()
+        ],
+        "changedPropIds": ["url.pathname"],
+        "state": [{"id": "shown", "property": "data", "value": None}],
+    }
+
+
+def test_a_question_of_a_page_is_answered(client):
+    """What the tests below change is right before."""
+    answer = client.post(CALLBACKS, json=question())
+    assert answer.status_code == 200
+    assert "What was read" in answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\x00",
+        b"[" * 100_000,
+        *(json.dumps(body).encode() for body in (None, [], 1, "x", {}, {"output": 1})),
+        json.dumps(question() | {"output": "nothing.children"}).encode(),
+        json.dumps(question() | {"output": {"page": "children"}}).encode(),
+        json.dumps(question() | {"inputs": None}).encode(),
+        json.dumps(question() | {"inputs": []}).encode(),
+        json.dumps(question() | {"inputs": ["x", 1, None]}).encode(),
+        json.dumps(question() | {"state": {"a": 1}}).encode(),
+        json.dumps(question() | {"changedPropIds": 5}).encode(),
+        json.dumps(question(pathname=5)).encode(),
+        json.dumps(question(search=["?"])).encode(),
+    ],
+)
+def test_what_no_page_sends_is_the_fault_of_who_sent_it(client, capfd, caplog, body):
+    """It is refused in one line that tells nothing of the machine, and the terminal has no traceback."""
+    answer = client.post(CALLBACKS, data=body, content_type="application/json")
+    assert 400 <= answer.status_code < 500
+    assert re.fullmatch(r"stagetrace: [a-z ]+\n", answer.text)
+    assert len(capfd.readouterr().err.splitlines()) <= 1
+    assert not caplog.records
+
+
+def test_nothing_but_json_is_taken(client):
+    """A form, which any page can send without asking before, is refused."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = client.post(CALLBACKS, data=json.dumps(question()), content_type=kind)
+        assert (answer.status_code, answer.text) == (415, "stagetrace: unsupported media type\n")
+
+
+def test_a_large_body_is_not_read():
+    """What is larger than the setting is refused, whether its size is told before or not."""
+    body = json.dumps(question()).encode()
+    with opened(RECORDED, body_bytes=len(body)) as source:
+        client = client_of(source)
+        assert client.post(CALLBACKS, data=body, content_type="application/json").status_code == 200
+        answer = client.post(CALLBACKS, data=body + b" ", content_type="application/json")
+        assert (answer.status_code, answer.text) == (413, "stagetrace: request entity too large\n")
+
+
+def test_a_fault_of_ours_is_still_told(recorded, caplog):
+    """Elsewhere than in a page's question, what fails is a fault of the server, and the terminal has it all."""
+    server = create_app(recorded, Door()).server
+    server.add_url_rule("/fails", "fails", lambda: 1 / 0)
+    answer = server.test_client().get("/fails")
+    assert answer.status_code == 500
+    assert "ZeroDivisionError" not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+    assert server.test_client().post("/api/status").status_code == 405
+
+
+@contextlib.contextmanager
+def listening(source):
+    """A dashboard on a port; gives what sends bytes to it and returns the answer."""
+    server = serving.listen(create_app(source, Door()).server, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def ask(sent):
+        with socket.create_connection(server.server_address, timeout=20) as connection:
+            connection.sendall(sent)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+    try:
+        yield ask
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_whatever_comes_has_an_answer(recorded):
+    """Requests that no browser sends are answered, and none is a fault; a client that says no more is let go."""
+    with pytest.MonkeyPatch.context() as patch, listening(recorded) as ask:
+        patch.setattr(serving._Handler, "timeout", 0.3)
+        close = b"Host: localhost\r\nConnection: close\r\n\r\n"
+        for sent, status in (
+            (b"GET /api/status HTTP/1.0\r\n\r\n", b"200"),
+            (b"GET /api/status HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n", b"421"),
+            (b"GET /api/status HTTP/1.1\r\nHost: [\r\nConnection: close\r\n\r\n", b"421"),
+            (b"GET http://evil.example/api/status HTTP/1.1\r\nConnection: close\r\n\r\n", b"421"),
+            (b"GET /api/%00 HTTP/1.1\r\n" + close, b"400"),
+            (b"GET /_dash-component-suites/dash/%00 HTTP/1.1\r\n" + close, b"404"),
+            (b"GET /_dash-component-suites/dash/../../etc/passwd HTTP/1.1\r\n" + close, b"404"),
+            (b"GET /api/status?since=%ff%00 HTTP/1.1\r\n" + close, b"200"),
+            (b"GET /api/overview?class=%00 HTTP/1.1\r\n" + close, b"200"),
+            (b"FOO /api/status HTTP/1.1\r\n" + close, b"405"),
+            (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n" + close, b"414"),
+            (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + close, b"431"),
+            (
+                b"POST /_dash-update-component HTTP/1.1\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 9\r\n" + close + b"{",
+                b"400",
+            ),
+        ):
+            assert ask(sent).split(b" ", 2)[1] == status, sent[:80]
+        assert ask(b"GET / HT") == b""
