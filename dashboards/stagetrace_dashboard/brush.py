@@ -50,11 +50,10 @@ def picked(view: View, click: dict[str, Any] | None, bars: Sequence[Mapping[str,
 
     Args:
         view: Before.
-        click: As plotly tells it; ``y`` of a point is the bar's place.
+        click: What was clicked on; ``y`` is the bar's place.
         bars: What each bar chooses, by place.
     """
-    points = (click or {}).get("points") or [{}]
-    place = points[0].get("y")
+    place = (click or {}).get("y")
     if not isinstance(place, int) or not 0 <= place < len(bars):
         return view
     new = view.choose(**bars[place])

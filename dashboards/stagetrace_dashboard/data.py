@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,6 +14,7 @@ import duckdb
 from stagetrace.errors import DataError
 from stagetrace_analyzer.analysis import analyze
 from stagetrace_analyzer.dataset import open_dataset
+from stagetrace_analyzer.population import rows
 from stagetrace_analyzer.queries.quality import Ingested, ingested
 from stagetrace_analyzer.queries.requests import (
     Choice,
@@ -25,6 +28,7 @@ from stagetrace_analyzer.queries.requests import (
 from stagetrace_analyzer.queries.steps import Engine, engines
 from stagetrace_analyzer.selection import Selection
 from stagetrace_dashboard.cache import Cache
+from stagetrace_dashboard.scope import Scope
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 _ONE: Final = "only"
+_WHOLE: Final = Scope()
+_PAGES: Final = 32
+"""Pages that are kept as they were sent, each of up to a megabyte."""
 
 
 class Data:
@@ -50,26 +57,39 @@ class Data:
         span: The time that their requests cover.
         ingested: What was read into them, and what was set aside.
         limits: What a question may cost.
+        scope: Which requests all answers are about.
+        ahead: What is made before anybody asks, when the first page's needs are made.
     """
 
     def __init__(
-        self, number: int, folders: Sequence[Path], read_unix_ns: int, rules: ClassRules, limits: Limits
+        self,
+        number: int,
+        folders: Sequence[Path],
+        read_unix_ns: int,
+        rules: ClassRules,
+        limits: Limits,
+        *,
+        scope: Scope = _WHOLE,
     ) -> None:
         self.number = number
         self.folders = tuple(folders)
         self.read_unix_ns = read_unix_ns
         self.limits = limits
         self.rules = rules
+        self.scope = scope
+        self.ahead: Sequence[Callable[[], object]] = ()
         self._connection = open_dataset(folders)
         self._analyses: Cache[tuple[ClassRules, Selection, bool], Analysis] = Cache(limits.analyses)
         self._analysing = threading.Lock()
         self._orders: Cache[tuple[RequestFilter, str, bool], NDArray[np.int64]] = Cache(limits.orders)
         self._found: Cache[Hashable, Any] = Cache(limits.answers)
+        self._pages: Cache[Hashable, Any] = Cache(_PAGES)
         self._lists: Cache[str, None] = Cache(1)
         self._choices: Cache[str, list[Choice]] = Cache(1)
         self._engines: Cache[str, list[Engine]] = Cache(1)
         self.span: Span = self.ask(span)
         self.ingested: list[Ingested] = self.ask(ingested)
+        self._newest_unix_ns: int | None = self.ask(lambda cursor: rows(cursor, "span"))[0].newest_unix_ns
 
     def ask(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
         """Ask the datasets something, within `Limits.query_s`.
@@ -107,17 +127,58 @@ class Data:
 
     def ask_lists(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
         """Ask something that needs the list of requests, which is made first."""
-        self._lists.get(_ONE, lambda: self._ask(lambda cursor: list_requests(cursor, self.rules)))
+        self._lists.get(
+            _ONE,
+            lambda: self._ask(
+                lambda cursor: list_requests(cursor, self.rules, self.scope.selection, self._newest_unix_ns)
+            ),
+        )
         return self.ask(question)
 
-    def analysis(self, selection: Selection, *, by_phase: bool, rules: ClassRules | None = None) -> Analysis:
-        """Return what ``stagetrace analyze`` finds in the selected requests, by these or the usual rules."""
-        key = (rules or self.rules, selection, by_phase)
+    def analysis(
+        self,
+        selection: Selection,
+        *,
+        by_phase: bool,
+        rules: ClassRules | None = None,
+        classes: tuple[str, ...] = (),
+    ) -> Analysis:
+        """Return what ``stagetrace analyze`` finds in the selected requests of the scope.
+
+        Args:
+            selection: What a view has chosen of them.
+            by_phase: Whether to keep phases apart.
+            rules: Other rules than the usual ones.
+            classes: Names that the scope's classes have by those.
+        """
+        narrowed = self.scope.narrowed(selection, self._newest_unix_ns)
+        if rules is not None:
+            narrowed = replace(narrowed, classes=classes)
+        key = (rules or self.rules, narrowed, by_phase)
         return self._analyses.get(key, lambda: self._analyse(*key))
 
     def by_phase(self, view: View) -> bool:
         """Whether a view keeps phases apart."""
-        return self.has_phases if view.by_phase is None else view.by_phase
+        return self._are_apart if view.by_phase is None else view.by_phase
+
+    @property
+    def _are_apart(self) -> bool:
+        return self.scope.by_phase or self.has_phases
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is a selection, and it has no request."""
+        whole = self.analysis(Selection(), by_phase=self._are_apart)
+        return self.scope.selection != Selection() and not whole.requests
+
+    def times(self, view: View) -> tuple[int | None, int | None]:
+        """Return begin and end of the time that a view is limited to, in ns since the epoch."""
+        narrowed = self.scope.narrowed(view.selection(with_phase=False), self._newest_unix_ns)
+        begin, end = (
+            moment and moment.unix_ns(self._newest_unix_ns or 0)
+            for moment in (narrowed.since, narrowed.until)
+        )
+        return begin, end
 
     def analysis_of(self, view: View) -> Analysis:
         """Return the analysis that a view is of, of all its classes and phases."""
@@ -132,6 +193,10 @@ class Data:
         """Return what was found before under a key, or find it."""
         found: Answer = self._found.get(key, find)
         return found
+
+    def page(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return a page, or a part of one, as it was made before under a key, or make it."""
+        return self._pages.get(key, make)
 
     def order(self, wanted: RequestFilter, sort: str, *, descending: bool) -> NDArray[np.int64]:
         """Return the numbers of the listed requests that meet the conditions, in order."""
@@ -160,9 +225,13 @@ class Data:
         return (self.span, self.ingested) == (other.span, other.ingested)
 
     def warm(self) -> None:
-        """Make what the first page needs."""
-        self.analysis(Selection(), by_phase=self.has_phases)
+        """Make what the first page needs, and what is to be made ahead."""
+        self.analysis(Selection(), by_phase=self._are_apart)
         self.choices()
+        for make in self.ahead:
+            # A page with a fault says so when somebody opens it.
+            with contextlib.suppress(Exception):
+                make()
 
     def close(self) -> None:
         """Close the datasets."""

@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 
 from stagetrace.stages import Horizon
 from stagetrace_analyzer.figures.labels import HORIZONS
+from stagetrace_analyzer.queries.steps import Engine
 from stagetrace_dashboard.data import Data
 from stagetrace_dashboard.page import Page
 from stagetrace_dashboard.parts import spoken
@@ -87,8 +88,31 @@ def _control(name: str, view: View, data: Data) -> Iterable[Component]:
             debounce=400,
             w=_CONTROL_PX * 1.5,
         )
+    elif name == "engine":
+        yield from _engine(view, data)
     else:
         yield from _select(name, chosen, data)
+
+
+def engine_name(engine: Engine) -> str:
+    """Return the name of an engine that is its own among all datasets."""
+    return f"{engine.dataset}-{engine.engine}"
+
+
+def _engine(view: View, data: Data) -> Iterable[Component]:
+    engines = data.engines()
+    if len(engines) > 1:
+        yield dmc.Select(
+            id={"filter": "engine"},
+            label="engine",
+            data=[
+                {"value": engine_name(engine), "label": f"{engine.engine} ({engine.steps:,} steps)"}
+                for engine in engines
+            ],
+            value=view.engine or engine_name(engines[0]),
+            allowDeselect=False,
+            w=_CONTROL_PX * 2,
+        )
 
 
 def _select(name: str, chosen: str | None, data: Data) -> Iterable[Component]:

@@ -38,6 +38,7 @@ class Page:
         parts: Choices that its parts follow themselves; when one of them changes the page stays.
         bars: What a click on the bars of its figures chooses, by their place; None if nothing.
         needs_requests: Whether there is nothing on it without any request.
+        is_static: Whether no callback reaches into it, see `stagetrace_dashboard.elements.Static`.
         is_live: Whether it is shown anew when there is new data; if not, its parts see to it.
     """
 
@@ -50,6 +51,7 @@ class Page:
     parts: tuple[str, ...] = ()
     bars: Callable[[View, Data], Sequence[Mapping[str, str]]] | None = None
     needs_requests: bool = True
+    is_static: bool = True
     is_live: bool = True
 
     def csv_href(self, view: View, table: str) -> str:

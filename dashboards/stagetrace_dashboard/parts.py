@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 import dash_mantine_components as dmc
 import plotly.graph_objects as go
-from dash import dcc, html
+from dash import html
 from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.palette import GROUNDS, Theme
 from stagetrace_analyzer.reports.document import Table as Figures
+from stagetrace_dashboard.elements import Content, Graph, Link, Pictures, Table
 from stagetrace_dashboard.theme import GRAPH_CONFIG
-
-Content: TypeAlias = Component | str | Sequence[Any]
 
 
 def spoken(label: str) -> dict[str, Any]:
@@ -27,101 +26,61 @@ def card(
 ) -> Component:
     """Return a card with a heading, and links or buttons beside it."""
     heading = dmc.Group(
-        [dmc.Title(title, order=2, size="h5"), dmc.Group(list(actions), gap="xs")],
+        [dmc.Title(title, order=2, size="h5"), dmc.Group(list(actions), gap="xs", wrap="nowrap")],
         justify="space-between",
+        align="flex-start",
+        wrap="nowrap",
         mb="xs",
     )
     said = [] if note is None else [dmc.Text(note, size="sm", c="dimmed", mb="xs")]
     return html.Section(dmc.Paper([heading, *said, *children], p="md", withBorder=True))
 
 
-def graph(name: str, figure: go.Figure, theme: Theme, *, brush: bool = False) -> Component:
+def graph(
+    name: str, figure: go.Figure, theme: Theme, tells: Literal["time", "bar"] | None = None
+) -> Component:
     """Return a figure.
 
     Args:
         name: Its name, once on a page; pictures are named after it.
         figure: What it shows; it is given the ground that its picture needs.
         theme: Of the page.
-        brush: Whether its horizontal axis is the time that a page can be limited to.
+        tells: What somebody chooses who points at it: a time by dragging, a class by its bar.
     """
     figure.update_layout(paper_bgcolor=GROUNDS[theme].surface)
-    return dcc.Graph(
-        id={"graph": name, "brush": brush}, figure=figure, config=GRAPH_CONFIG, style={"width": "100%"}
-    )
+    return Graph(name, figure, GRAPH_CONFIG, tells=tells)
 
 
-def picture_buttons(name: str, *, brush: bool = False) -> list[Component]:
+def picture_buttons(name: str) -> list[Component]:
     """Return the buttons that save a figure as a picture."""
-    return [
-        dmc.Button(
-            text.upper(),
-            id={"picture": name, "brush": brush, "format": text},
-            size="compact-xs",
-            variant="default",
-            **spoken(f"save as {text.upper()}"),
-        )
-        for text in ("png", "svg")
-    ]
+    return [Pictures(name)]
 
 
 def download(text: str, href: str, **identity: Any) -> Component:
     """Return a link to a file, perhaps with an ``id``."""
     return html.A(
-        dmc.Button(text, size="compact-xs", variant="default", tabIndex=-1),
-        href=href,
-        download="",
-        **identity,
-        **spoken(f"download {text}"),
+        text, href=href, download="", className="st-button", **identity, **spoken(f"download {text}")
     )
 
 
 def link(text: Content, href: str) -> Component:
     """Return a link to another view, which opens without loading the page anew."""
-    return dcc.Link(
-        text, href=href, className="mantine-Anchor-root", style={"color": "var(--mantine-color-anchor)"}
-    )
+    return Link(text, href)
 
 
 def facts(pairs: Iterable[tuple[str, Content]]) -> Component:
     """Return names with values, a line each."""
-    rows = [
-        dmc.TableTr([dmc.TableTh(name, w=150, fw=500, c="dimmed"), dmc.TableTd(value, className="st-wrap")])
-        for name, value in pairs
-    ]
-    return dmc.Table([dmc.TableTbody(rows)], verticalSpacing=3, fz="sm", withRowBorders=False, layout="fixed")
+    return Table([("", False), ("", False)], [list(pair) for pair in pairs], facts=True)
 
 
-def table(
-    columns: Mapping[str, bool], rows: Iterable[Sequence[Content]], *, caption: str | None = None
-) -> Component:
+def table(columns: Mapping[str, bool], rows: Iterable[Sequence[Content]]) -> Component:
     """Return a table.
 
     Args:
         columns: Whether a column has figures, which stand at its right, by its title.
         rows: Cells in the order of the columns.
-        caption: What the table shows, for those who hear it read.
     """
-    figures = list(columns.values())
-    head = dmc.TableThead(
-        dmc.TableTr([dmc.TableTh(title, ta="right" if right else "left") for title, right in columns.items()])
-    )
-    body = dmc.TableTbody(
-        [
-            dmc.TableTr(
-                [
-                    dmc.TableTd(cell, className="st-figure" if right else "st-wrap")
-                    for cell, right in zip(cells, figures, strict=True)
-                ]
-            )
-            for cells in rows
-        ]
-    )
-    said = [] if caption is None else [dmc.TableCaption(caption)]
-    return dmc.TableScrollContainer(
-        dmc.Table([*said, head, body], verticalSpacing=4, fz="sm", captionSide="top"),
-        minWidth=320,
-        type="native",
-    )
+    return Table(list(columns.items()), [list(cells) for cells in rows])
 
 
 def figure_table(found: Figures, *, with_remarks: bool = True) -> Component:

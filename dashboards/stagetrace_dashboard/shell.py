@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import dash_mantine_components as dmc
-from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update, set_props
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
+from plotly.io.json import to_json_plotly
 
 from stagetrace.errors import StagetraceError, UsageError
 from stagetrace_analyzer.figures.palette import Theme
 from stagetrace_dashboard import brush
+from stagetrace_dashboard.elements import Static
 from stagetrace_dashboard.filters import changed, filter_bar
 from stagetrace_dashboard.page import Page
 from stagetrace_dashboard.pages import PAGES, requests
@@ -53,7 +57,8 @@ def frame(source: Source, *, follow: bool) -> Component:
             dcc.Store(id="generation", data=source.data.number),
             dcc.Store(id="theme"),
             dcc.Store(id="shown"),
-            dcc.Store(id="nowhere"),
+            dcc.Store(id="pointed"),
+            dcc.Store(id="wanted"),
             dmc.AppShell(
                 [
                     _header(),
@@ -146,7 +151,18 @@ def render(view: View, data: Data, theme: Theme) -> Component:
     if page.needs_requests and not data.span.requests:
         body = nothing("No requests yet", "The data hold no request.", "stagetrace doctor")
         return dmc.Stack([heading, body], gap="md")
-    return dmc.Stack([heading, filter_bar(page, view, data), page.layout(view, data, theme)], gap="md")
+    body = page.layout(view, data, theme)
+    shown = Static(body) if page.is_static else body
+    return dmc.Stack([heading, filter_bar(page, view, data), shown], gap="md")
+
+
+def kept(view: View, data: Data, theme: Theme) -> Any:
+    """Return a page as it is sent to the browser, which is made once."""
+    return data.page((view.href, theme), lambda: _as_sent(render(view, data, theme)))
+
+
+def _as_sent(component: Component) -> Any:
+    return json.loads(to_json_plotly(component))
 
 
 def frozen_part(view: View, page: Page) -> str:
@@ -157,13 +173,15 @@ def frozen_part(view: View, page: Page) -> str:
 
 def register(app: Dash, source: Source, *, follow: bool) -> None:
     """Tie pages to the address, the controls to the view, and all to the data."""
+    source.data.ahead = [
+        functools.partial(kept, View(page), source.data, theme) for page in PAGES for theme in Theme
+    ]
     _register_pages(app, source)
     _register_choices(app, source)
     _register_requests(app, source)
     _register_links(app)
     _register_refresh(app)
     _register_age(app, source, follow=follow)
-    _register_pictures(app)
     _register_theme(app)
 
 
@@ -191,86 +209,95 @@ def _register_pages(app: Dash, source: Source) -> None:
         key = [frozen_part(view, page), scheme, generation if page.is_live else None]
         if key == shown:
             return no_update, menu(view), no_update
-        return guarded(lambda: render(view, source.data, theme_of(scheme))), menu(view), key
+        return guarded(lambda: kept(view, source.data, theme_of(scheme))), menu(view), key
 
 
-def guarded(make: Any) -> Component:
+def guarded(make: Callable[[], Any]) -> Any:
     """Return what is made, or what stands there if it cannot be."""
     try:
-        made: Component = make()
+        return make()
     except StagetraceError as error:
         return problem(error.message, error.hint)
     except Exception:  # noqa: BLE001 - a page with a fault says so, and the others work
         traceback.print_exc(file=sys.stderr)
         return problem("this page has a fault", "the terminal that the dashboard was started in says more")
-    return made
 
 
 def _register_choices(app: Dash, source: Source) -> None:
+    _register_pointing(app)
+
     @app.callback(
         Output("url", "search"),
-        Input({"filter": ALL}, "value"),
-        Input({"filter": ALL}, "checked"),
-        Input({"graph": ALL, "brush": True}, "relayoutData"),
-        Input({"graph": ALL, "brush": False}, "clickData"),
+        Input("pointed", "data"),
         State("url", "pathname"),
         State("url", "search"),
         prevent_initial_call=True,
     )
-    def choose(
-        _values: list[Any],
-        _checked: list[Any],
-        _brushed: list[Any],
-        _clicked: list[Any],
-        pathname: str,
-        search: str,
-    ) -> Any:
-        cause = ctx.triggered_id
-        if not cause:
-            return no_update
+    def choose(pointed: dict[str, Any], pathname: str, search: str) -> Any:
         view = view_of(pathname, search)
-        value = ctx.triggered[0]["value"]
-        if "filter" in cause:
-            new = changed(view, cause["filter"], value)
-        elif cause["brush"]:
-            new = brush.limited(view, value)
-        else:
-            bars = PAGES[view.page].bars
-            new = view if bars is None else brush.picked(view, value, bars(view, source.data))
+        new = _chosen(view, source.data, pointed)
         return no_update if new == view else new.search
+
+
+def _register_pointing(app: Any) -> None:
+    # Controls that come with a page are told too, all at once; nobody has to be asked what they change.
+    app.clientside_callback(
+        """() => {
+            const {triggered, triggered_id: cause} = window.dash_clientside.callback_context;
+            if (triggered.length !== 1) { return window.dash_clientside.no_update; }
+            return {kind: "filter", name: cause.filter, value: triggered[0].value, at: Date.now()};
+        }""",
+        Output("pointed", "data"),
+        Input({"filter": ALL}, "value"),
+        Input({"filter": ALL}, "checked"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        """(rows) => {
+            if (!rows?.length) { return window.dash_clientside.no_update; }
+            return {kind: "rows", value: rows.map((row) => row.key), at: Date.now()};
+        }""",
+        Output("pointed", "data", allow_duplicate=True),
+        Input(requests.GRID, "selectedRows"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        "(wanted) => wanted ?? window.dash_clientside.no_update",
+        Output("wanted", "data"),
+        Input(requests.GRID, "getRowsRequest"),
+        prevent_initial_call=True,
+    )
+
+
+def _chosen(view: View, data: Data, pointed: dict[str, Any]) -> View:
+    """Return the view with what somebody pointed at: a control, rows, or something in a figure."""
+    kind: str = pointed["kind"]
+    value: Any = pointed.get("value")
+    if kind == "filter":
+        return changed(view, pointed["name"], value)
+    if kind == "rows":
+        return view.choose(requests=requests.chosen(view, value))
+    bars = PAGES[view.page].bars
+    if kind == "bar" and bars is not None:
+        return brush.picked(view, value, bars(view, data))
+    return brush.limited(view, value)
 
 
 def _register_requests(app: Dash, source: Source) -> None:
     @app.callback(
         Output(requests.GRID, "getRowsResponse"),
         Output("url", "search", allow_duplicate=True),
-        Input(requests.GRID, "getRowsRequest"),
+        Input("wanted", "data"),
         State("url", "pathname"),
         State("url", "search"),
         prevent_initial_call=True,
     )
-    def give_rows(wanted: dict[str, Any] | None, pathname: str, search: str) -> tuple[Any, Any]:
-        if not wanted:
-            return no_update, no_update
+    def give_rows(wanted: dict[str, Any], pathname: str, search: str) -> tuple[Any, Any]:
         view = view_of(pathname, search)
         sort, descending = requests.sorting(wanted)
         sorted_view = view.choose(sort=sort, descending=descending)
         rows = requests.block(view, source.data, wanted)
         return rows, no_update if sorted_view == view else sorted_view.search
-
-    @app.callback(
-        Output("url", "search", allow_duplicate=True),
-        Input(requests.GRID, "selectedRows"),
-        State("url", "pathname"),
-        State("url", "search"),
-        prevent_initial_call=True,
-    )
-    def select(rows: list[dict[str, Any]] | None, pathname: str, search: str) -> Any:
-        if not rows:
-            return no_update
-        view = view_of(pathname, search)
-        new = view.choose(requests=requests.chosen(view, rows))
-        return no_update if new == view else new.search
 
     @app.callback(
         Output(requests.DETAILS, "children"),
@@ -284,7 +311,9 @@ def _register_requests(app: Dash, source: Source) -> None:
             view = view_of(pathname, search)
         except UsageError:
             return no_update
-        return guarded(lambda: requests.details(view, source.data, theme_of(scheme)))
+        data, theme = source.data, theme_of(scheme)
+        make = functools.partial(requests.details, view, data, theme)
+        return guarded(lambda: data.page((requests.DETAILS, view.href, theme), lambda: _as_sent(make())))
 
 
 def _register_links(app: Any) -> None:
@@ -305,7 +334,7 @@ def _register_links(app: Any) -> None:
 def _register_refresh(app: Any) -> None:
     app.clientside_callback(
         """(generation) => {
-            const grid = dash_ag_grid.getApi("requests-grid");
+            const grid = window.dash_ag_grid?.getApi("requests-grid");
             if (grid) { grid.refreshInfiniteCache(); }
             return window.dash_clientside.no_update;
         }""",
@@ -319,14 +348,15 @@ def _register_age(app: Dash, source: Source, *, follow: bool) -> None:
     @app.callback(
         Output("age", "children"),
         Output("about", "children"),
-        Output("generation", "data"),
         Input("tick", "n_intervals"),
         State("generation", "data"),
     )
-    def tell(_ticks: int | None, generation: int) -> tuple[Any, Any, Any]:
+    def tell(_ticks: int | None, generation: int) -> tuple[Any, Any]:
         data = source.data
-        new = no_update if data.number == generation else data.number
-        return data_age(data, source.problem, time.time_ns(), follow=follow), about(data), new
+        if data.number != generation:
+            # Not an output, for which the first page would wait.
+            set_props("generation", {"data": data.number})
+        return data_age(data, source.problem, time.time_ns(), follow=follow), about(data)
 
 
 def data_age(data: Data, trouble: str | None, now_unix_ns: int, *, follow: bool) -> Component:
@@ -346,9 +376,11 @@ def data_age(data: Data, trouble: str | None, now_unix_ns: int, *, follow: bool)
 
 
 def about(data: Data) -> Component:
-    """Return the remarks that belong beside every figure."""
+    """Return what the dashboard is limited to, and the remarks that belong beside every figure."""
     remarks = [row.reason for row in data.ingested if row.name == "about"]
-    return dmc.Text(" ".join(dict.fromkeys(remarks)), size="sm", c="dimmed", lineClamp=2)
+    return dmc.Text(
+        " ".join(filter(None, dict.fromkeys([str(data.scope), *remarks]))), size="sm", c="dimmed", lineClamp=2
+    )
 
 
 def _register_theme(app: Any) -> None:
@@ -365,23 +397,4 @@ def _register_theme(app: Any) -> None:
         }""",
         Output("theme", "data"),
         Input("theme", "id"),
-    )
-
-
-def _register_pictures(app: Any) -> None:
-    app.clientside_callback(
-        """(clicks) => {
-            const cause = window.dash_clientside.callback_context.triggered_id;
-            if (cause && clicks.some(Boolean)) {
-                // As Dash writes an id: its keys in alphabetical order.
-                const id = JSON.stringify({brush: cause.brush, graph: cause.picture});
-                const figure = document.getElementById(id).querySelector(".js-plotly-plot");
-                const large = {width: figure.offsetWidth, height: figure.offsetHeight, scale: 2};
-                Plotly.downloadImage(figure, {format: cause.format, filename: cause.picture, ...large});
-            }
-            return window.dash_clientside.no_update;
-        }""",
-        Output("nowhere", "data"),
-        Input({"picture": ALL, "brush": ALL, "format": ALL}, "n_clicks"),
-        prevent_initial_call=True,
     )

@@ -50,7 +50,23 @@ CSS: Final = f"""
 :root[data-mantine-color-scheme="dark"]{{{_variables(GROUNDS[Theme.DARK])};color-scheme:dark}}
 body{{background:var(--st-page)}}
 .st-main{{background:var(--st-page);min-height:100vh}}
-.st-figure{{font-variant-numeric:tabular-nums;text-align:right}}
+.st-table{{border-collapse:collapse;width:100%;font-size:.8125rem;line-height:1.5}}
+.st-table th,.st-table td{{padding:.25rem .4rem;text-align:left;vertical-align:top;overflow-wrap:break-word}}
+.st-table tr+tr,.st-table tbody tr{{border-top:1px solid var(--st-line)}}
+.st-facts{{table-layout:fixed}}
+.st-facts tbody tr{{border:0}}
+.st-facts.st-table th{{width:9.5rem;font-weight:500;color:var(--mantine-color-dimmed)}}
+.st-graph{{contain:strict}}
+.st-scroll{{overflow-x:auto}}
+.st-table .st-figure{{font-variant-numeric:tabular-nums;text-align:right;white-space:nowrap}}
+.st-link{{color:var(--mantine-color-anchor);text-decoration:none}}
+.st-link:hover{{text-decoration:underline}}
+.st-button{{font-family:inherit;font-size:.75rem;font-weight:600;line-height:1.375rem;
+cursor:pointer;padding:0 .4rem;display:inline-block;
+border:1px solid var(--mantine-color-default-border);border-radius:4px;
+background:var(--mantine-color-default);color:var(--mantine-color-default-color);text-decoration:none}}
+.st-button:hover{{background:var(--mantine-color-default-hover)}}
+.st-button.st-chosen{{background:var(--mantine-primary-color-filled);color:#fff}}
 .st-alarm{{color:var(--st-alarm)}}
 .st-wrap{{overflow-wrap:anywhere}}
 .st-whole{{white-space:nowrap}}

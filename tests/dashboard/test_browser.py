@@ -109,9 +109,9 @@ def test_every_page_by_the_menu(browser, address, width, height, scheme):
             page.get_by_role("heading", name=found.title, exact=True, level=1).wait_for()
             page.wait_for_selector(SHOWN)
             if found.name in WITH_GRAPHS:
-                page.locator(".js-plotly-plot .main-svg").first.wait_for()
-                graphs = "[...document.querySelectorAll('.dash-graph')]"
-                until(page, f"{graphs}.every(graph => graph.querySelector('.main-svg'))")
+                page.locator(".st-graph .main-svg").first.wait_for()
+            # Also those below the window, one after the other.
+            until(page, "!document.querySelector('.st-pending')")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), found.name
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert ground == ("rgb(20, 21, 23)" if scheme == "dark" else "rgb(246, 247, 248)")
@@ -133,6 +133,63 @@ def test_a_row_shows_its_request(browser, address):
         page.reload()
         until(page, "document.querySelectorAll('#request-details .js-plotly-plot').length == 2")
         assert page.locator("#request-details h2").all_inner_texts() == titles
+
+
+def test_the_list_is_there_again(browser, address):
+    """Whoever comes back to the list sees its rows."""
+    with opened_page(browser, address, "/requests") as page:
+        page.locator(".ag-row[row-index='3']", has_text=":").wait_for()
+        page.get_by_role("link", name="Data quality", exact=True).click()
+        page.get_by_role("heading", name="Data quality", level=1).wait_for()
+        page.get_by_role("link", name="Requests", exact=True).click()
+        page.locator(".ag-row[row-index='3']", has_text=":").click()
+        page.locator("#request-details .st-graph .main-svg").first.wait_for()
+
+
+def test_figures_are_drawn_when_they_are_seen(browser, address):
+    """One that comes into the window is drawn, also while nothing else is done ahead; printing draws all."""
+    page = browser.new_page()
+    # Nothing is ever idle here.
+    page.add_init_script("window.requestIdleCallback = () => 0")
+    page.set_viewport_size({"width": 1280, "height": 500})
+    page.goto(f"{address}/class")
+    last = page.locator("[data-graph='load-over-time']")
+    last.wait_for(state="attached")
+    page.wait_for_load_state("networkidle")
+    assert page.locator(".st-pending").count() == page.locator(".st-graph").count() > 3
+    height = last.evaluate("graph => graph.offsetHeight")
+    last.scroll_into_view_if_needed()
+    last.locator(".main-svg").first.wait_for()
+    until(page, "!document.querySelector('[data-graph=load-over-time]').matches('.st-pending')")
+    assert last.evaluate("graph => graph.offsetHeight") == height
+    assert page.locator(".st-pending").count() > 0
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    until(page, "!document.querySelector('.st-pending')")
+    page.close()
+
+
+def test_figures_grow_with_the_texts(browser, address):
+    """On a large screen the texts of figures are as much larger as those of the page."""
+    sizes = []
+    for width, height in ((1280, 800), (3840, 2160)):
+        with opened_page(browser, address, "/engine", width=width, height=height) as page:
+            page.locator(".st-graph .ytitle").first.wait_for()
+            texts = [
+                page.locator(where).first.evaluate("text => parseFloat(getComputedStyle(text).fontSize)")
+                for where in ("h2", ".ytitle", ".legendtext", ".x3tick text")
+            ]
+            sizes.append([*texts, page.locator(".st-graph").evaluate("graph => graph.offsetHeight")])
+    assert [large / small for small, large in zip(*sizes, strict=True)] == pytest.approx([1.25] * 5)
+
+
+def test_figures_in_tables_do_not_break(browser, address):
+    """A value stands in one line with its interval, and every table fits, also beside another one."""
+    with opened_page(browser, address, "/class") as page:
+        cells = page.locator("td.st-figure").all()
+        assert len(cells) > 20
+        assert {cell.evaluate("cell => getComputedStyle(cell).whiteSpace") for cell in cells} == {"nowrap"}
+        for table in page.locator(".st-scroll").all():
+            assert table.evaluate("table => table.scrollWidth <= table.clientWidth")
 
 
 def test_sorting_is_in_the_address(browser, address):

@@ -200,9 +200,17 @@ def test_gaps_between_steps_are_gaps():
     """Where no step ran there are no tokens, and the queue stays as it was: a stall is seen."""
     steps = [engine_step(1, 0, 10, waiting=3), engine_step(2, 50, 60, waiting=1)]
     figure = steps_over_time([stretch_of_step(step) for step in steps])
-    assert heights(figure, "prompt tokens") == [(0, 5), (10, 5), (10, 0), (50, 0), (50, 5), (60, 5)]
+    assert heights(figure, "prompt tokens") == [(0, 5), (10, 0), (50, 5), (60, 5)]
     assert heights(figure, "decoding tokens")[0] == (0, 2)
-    assert heights(figure, "waiting") == [(0, 3), (10, 3), (10, 3), (50, 1), (50, 1), (60, 1)]
+    assert heights(figure, "waiting") == [(0, 3), (10, 3), (50, 1), (60, 1)]
+    assert {trace.line.shape for trace in figure.data} == {"hv"}
+
+
+def test_steps_that_follow_at_once_have_no_gap():
+    """A step that begins where the one before ends, or before that, takes over from it."""
+    steps = [engine_step(1, 0, 10), engine_step(2, 10, 20, tokens=9), engine_step(3, 15, 30)]
+    figure = steps_over_time([stretch_of_step(step) for step in steps])
+    assert heights(figure, "prompt tokens") == [(0, 5), (10, 9), (15, 5), (30, 5)]
 
 
 def test_encoding_is_inside_the_step():

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
 import pytest
 from dash._utils import to_json
-from dashboarding import BEGIN_UNIX_NS, HOSTILE, MS, opened, request_row, write
+from dashboarding import BEGIN_UNIX_NS, HOSTILE, MS, client_of, opened, request_row, write
 
 from stagetrace.errors import UsageError
 from stagetrace_analyzer.figures.palette import Theme
@@ -32,6 +33,8 @@ def texts(node):
         yield from texts(node.get("props", {}).get("children"))
         yield from texts(node.get("props", {}).get("label"))
         yield from texts(node.get("props", {}).get("title"))
+        for name in ("content", "text", "columns", "rows"):
+            yield from texts(node.get("props", {}).get(name))
 
 
 def components(node, kind):
@@ -44,6 +47,18 @@ def components(node, kind):
             yield node["props"]
         for value in node.get("props", node).values():
             yield from components(value, kind)
+
+
+def parts_of(node):
+    """All components in a component."""
+    if isinstance(node, list):
+        for item in node:
+            yield from parts_of(item)
+    elif isinstance(node, dict):
+        if "namespace" in node:
+            yield node
+        for value in node.values():
+            yield from parts_of(value)
 
 
 def shown(address, data, theme=Theme.LIGHT):
@@ -104,17 +119,47 @@ def test_class_page_is_about_one_class(data):
 def test_class_page_has_its_figures(data):
     """Typical against slow, both distributions, and both courses over time, which a time can be chosen in."""
     found = list(components(shown("/class?split=media", data), "Graph"))
-    assert [(figure["id"]["graph"], figure["id"]["brush"]) for figure in found] == [
-        ("typical-against-tail", False),
-        ("ttft-ecdf", False),
-        ("ttft-histogram", False),
-        ("completion-ecdf", False),
-        ("completion-histogram", False),
-        ("stages-over-time", True),
-        ("load-over-time", True),
-        ("split-media", False),
-        ("split-media-ecdf", False),
+    assert [(figure["name"], figure["tells"]) for figure in found] == [
+        ("typical-against-tail", None),
+        ("ttft-ecdf", None),
+        ("ttft-histogram", None),
+        ("completion-ecdf", None),
+        ("completion-histogram", None),
+        ("stages-over-time", "time"),
+        ("load-over-time", "time"),
+        ("split-media", None),
+        ("split-media-ecdf", None),
     ]
+
+
+def test_a_page_is_made_once(data):
+    """It is sent again as it was, for each view and theme by itself; and that is what it would be made anew."""
+    view = View("class", traffic_class="text/short", phase="mixture")
+    made = shell.kept(view, data, Theme.LIGHT)
+    assert shell.kept(parse_view("class", view.search), data, Theme.LIGHT) is made
+    assert made == tree(shell.render(view, data, Theme.LIGHT))
+    assert shell.kept(view, data, Theme.DARK) == tree(shell.render(view, data, Theme.DARK)) != made
+    other = view.choose(traffic_class="image/short")
+    assert shell.kept(other, data, Theme.LIGHT) == tree(shell.render(other, data, Theme.LIGHT)) != made
+
+
+def test_pages_are_made_ahead(tmp_path):
+    """When the first page's needs are made, the others are made as well."""
+    with opened(write(tmp_path, requests=[request_row(0)])) as source:
+        client_of(source)
+        source.data.warm()
+        for page, theme in itertools.product(PAGES, Theme):
+            assert source.data.page((View(page).href, theme), lambda: None) is not None
+
+
+def test_no_callback_reaches_into_what_is_static(data):
+    """What Dash puts nothing around has no id and no control."""
+    for page in PAGES:
+        for static in components(shown(f"/{page}?requests=0-344", data), "Static"):
+            assert static["content"] is not None
+            found = [part["props"] for part in parts_of(static["content"])]
+            assert found
+            assert not [properties for properties in found if "id" in properties]
 
 
 def test_nothing_like_this_says_so(data):
@@ -144,7 +189,7 @@ def test_two_requests_are_side_by_side(data):
     found = shown("/requests?requests=0-344,0-343", data)
     ranges = {tuple(figure["figure"]["layout"]["xaxis"]["range"]) for figure in components(found, "Graph")}
     assert len(ranges) == 1
-    closing = {link["href"] for link in components(found, "Link") if link["children"] == "close"}
+    closing = {link["href"] for link in components(found, "Link") if link["text"] == "close"}
     assert closing == {"/requests?requests=0-343", "/requests?requests=0-344"}
 
 
@@ -156,7 +201,7 @@ def test_one_request_twice_is_one(data):
 def test_the_third_request_takes_the_place_of_the_first():
     """No more than two are shown: the last ones that were chosen."""
     view = View("requests", requests=(RequestKey(0, 1), RequestKey(0, 2)))
-    rows = [{"key": "0-1"}, {"key": "0-2"}, {"key": "0-3"}]
+    rows = ["0-1", "0-2", "0-3"]
     assert requests.chosen(view, rows) == (RequestKey(0, 2), RequestKey(0, 3))
     assert requests.chosen(view, rows[2:]) == (RequestKey(0, 3),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,8 +24,6 @@ _TICKS: Final = [
     {"dtickrange": [60_000, 86_400_000], "value": "%H:%M"},
     {"dtickrange": [86_400_000, None], "value": "%Y-%m-%d"},
 ]
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +90,22 @@ def steps_over_time(stretches: Sequence[Stretch], theme: Theme = Theme.LIGHT) ->
     Where no step ran, nothing is drawn: a gap while requests wait is a stall.
     """
     figure = make_subplots(rows=3, shared_xaxes=True, vertical_spacing=0.05, row_heights=[0.34, 0.36, 0.3])
-    times = np.array(
-        list(_corners(stretches, lambda s: (_time(s.begin_unix_ns), _time(s.end_unix_ns)), None)),
-        dtype="datetime64[us]",
-    )
+    points = list(_points(stretches))
+    times = np.array([unix_ns // _NS_PER_US for unix_ns, _, _ in points]).astype("datetime64[us]")
     for trace in _traces(theme):
+        in_gaps = trace.height if trace.in_gaps is None else _constant(trace.in_gaps)
         figure.add_scatter(
             row=trace.row,
             col=1,
             name=trace.name,
             x=times,
-            y=np.array(list(_corners(stretches, _same(trace.height), trace.in_gaps)), dtype=np.float64),
-            customdata=np.array(list(_corners(stretches, _same(trace.note), "")), dtype=object),
+            y=np.array(
+                [(in_gaps if is_gap else trace.height)(s) for _, s, is_gap in points], dtype=np.float64
+            ),
+            customdata=np.array(["" if is_gap else trace.note(s) for _, s, is_gap in points], dtype=object),
             mode="lines",
-            line={"color": trace.colour, "width": 1 if trace.fill else 2},
+            # A height is that of all the time until the next point.
+            line={"color": trace.colour, "width": 1 if trace.fill else 2, "shape": "hv"},
             fill=trace.fill,
             fillcolor=trace.colour,
             hovertemplate="%{customdata}",
@@ -188,24 +188,15 @@ def _titles(stretches: Sequence[Stretch]) -> tuple[str, str, str]:
     return "tokens of the largest step", "time of the longest step, ms", "requests at most"
 
 
-def _same(of: Callable[[Stretch], Value]) -> Callable[[Stretch], tuple[Value, Value]]:
-    """Return what gives a stretch the same value at both ends."""
-    return lambda stretch: (of(stretch), of(stretch))
-
-
-def _corners(
-    stretches: Sequence[Stretch], both: Callable[[Stretch], tuple[Value, Value]], in_gaps: Value | None
-) -> Iterator[Value]:
-    """Yield a value at both ends of every stretch, and at both ends of every gap.
-
-    There it is ``in_gaps``; if that is None, it is the values of the stretches beside it.
-    """
+def _points(stretches: Sequence[Stretch]) -> Iterator[tuple[int, Stretch, bool]]:
+    """Yield the begin of every stretch and of every gap: when it is, the stretch, and whether it is over."""
     for stretch, following in zip_longest(stretches, stretches[1:]):
-        yield from both(stretch)
-        if following is not None and following.begin_unix_ns > stretch.end_unix_ns:
-            yield both(stretch)[1] if in_gaps is None else in_gaps
-            yield both(following)[0] if in_gaps is None else in_gaps
+        yield stretch.begin_unix_ns, stretch, False
+        if following is None:
+            yield stretch.end_unix_ns, stretch, False
+        elif following.begin_unix_ns > stretch.end_unix_ns:
+            yield stretch.end_unix_ns, stretch, True
 
 
-def _time(unix_ns: int) -> np.datetime64:
-    return np.datetime64(unix_ns // _NS_PER_US, "us")
+def _constant(value: float) -> Callable[[Stretch], float]:
+    return lambda _stretch: value

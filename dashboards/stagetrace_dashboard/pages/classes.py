@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import dash_mantine_components as dmc
+from dash import html
 from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.distributions import (
@@ -31,7 +32,7 @@ from stagetrace_dashboard.parts import (
     picture_buttons,
     stack,
 )
-from stagetrace_dashboard.splits import SPLITS, Split, split_rules
+from stagetrace_dashboard.splits import SPLITS, Split, split_classes, split_rules
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -133,8 +134,8 @@ def _over_time(report: ClassReport, theme: Theme) -> Iterator[Component]:
     ):
         yield card(
             said,
-            graph(name, figure, theme, brush=True),
-            actions=picture_buttons(name, brush=True),
+            graph(name, figure, theme, "time"),
+            actions=picture_buttons(name),
             note="Drag over a time to look at it alone.",
         )
 
@@ -142,12 +143,7 @@ def _over_time(report: ClassReport, theme: Theme) -> Iterator[Component]:
 def _split(report: ClassReport, view: View, data: Data, theme: Theme) -> Component:
     tabs = [
         link(
-            dmc.Button(
-                split.title,
-                size="compact-sm",
-                variant="filled" if name == view.split else "default",
-                tabIndex=-1,
-            ),
+            html.Span(split.title, className="st-button st-chosen" if name == view.split else "st-button"),
             view.choose(split=None if name == view.split else name).href,
         )
         for name, split in SPLITS.items()
@@ -179,9 +175,11 @@ def _split(report: ClassReport, view: View, data: Data, theme: Theme) -> Compone
 
 def split_reports(report: ClassReport, view: View, data: Data, split: Split) -> list[ClassReport]:
     """Return the class in a report for each range of a fact that it has, in order."""
-    rules = split_rules(data.rules, report.traffic_class, split)
     found: Analysis = data.analysis(
-        view.selection(with_phase=not data.by_phase(view)), by_phase=data.by_phase(view), rules=rules
+        view.selection(with_phase=not data.by_phase(view)),
+        by_phase=data.by_phase(view),
+        rules=split_rules(data.rules, report.traffic_class, split),
+        classes=split_classes(data.scope.selection.classes, report.traffic_class, split),
     )
     parts = [
         part for part in found.classes if part.traffic_class in split.upper and part.phase == report.phase

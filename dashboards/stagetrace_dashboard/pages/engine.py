@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import dash_mantine_components as dmc
 from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.palette import Theme
@@ -19,6 +18,7 @@ from stagetrace_analyzer.queries.steps import (
     steps_between,
 )
 from stagetrace_dashboard.figures.steps import Stretch, steps_over_time, stretch_of_bucket, stretch_of_step
+from stagetrace_dashboard.filters import engine_name
 from stagetrace_dashboard.page import Page, Table
 from stagetrace_dashboard.parts import card, download, graph, link, nothing, picture_buttons, stack, table
 from stagetrace_dashboard.view import View
@@ -62,7 +62,6 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
     found = read_steps(view, data)
     if found is None and data.engines():
         return stack(
-            *_choice(view, data),
             nothing("No such engine", "The data have no steps of this engine; they may be of other data."),
             link("show the first engine", view.choose(engine=None).href),
         )
@@ -75,20 +74,20 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
     if not found.steps:
         whole = view.choose(since_unix_ns=None, until_unix_ns=None)
         return stack(
-            *_choice(view, data),
             nothing("No step in this time", "The engine scheduled nothing then."),
             link("show all", whole.href),
         )
-    return stack(*_choice(view, data), _over_time(found, view, theme), _longest(found, view))
+    return stack(_over_time(found, view, theme), _longest(found, view))
 
 
 def read_steps(view: View, data: Data) -> Steps | None:
     """Read the steps that a view is of; None if there is no engine, or not the one that it names."""
-    engine = next((e for e in data.engines() if view.engine in {None, _name(e)}), None)
+    engine = next((e for e in data.engines() if view.engine in {None, engine_name(e)}), None)
     if engine is None:
         return None
-    since = engine.first_unix_ns if view.since_unix_ns is None else view.since_unix_ns
-    until = engine.last_unix_ns + 1 if view.until_unix_ns is None else view.until_unix_ns
+    begin, end = data.times(view)
+    since = engine.first_unix_ns if begin is None else begin
+    until = engine.last_unix_ns + 1 if end is None else end
     return data.remember((engine, since, until), lambda: _read(engine, since, until, data))
 
 
@@ -116,27 +115,6 @@ def _stretches(engine: Engine, since: int, until: int, data: Data, steps: int) -
     return [stretch_of_bucket(bucket, bucket_ns) for bucket in buckets]
 
 
-def _name(engine: Engine) -> str:
-    return f"{engine.dataset}-{engine.engine}"
-
-
-def _choice(view: View, data: Data) -> Iterable[Component]:
-    """Yield the choice of an engine, if there are several."""
-    engines = data.engines()
-    if len(engines) > 1:
-        yield dmc.Select(
-            id={"filter": "engine"},
-            label="engine",
-            data=[
-                {"value": _name(engine), "label": f"{engine.engine} ({engine.steps:,} steps)"}
-                for engine in engines
-            ],
-            value=view.engine or _name(engines[0]),
-            allowDeselect=False,
-            w=280,
-        )
-
-
 def _over_time(found: Steps, view: View, theme: Theme) -> Component:
     if found.are_single:
         note = "Every step by itself. "
@@ -145,8 +123,8 @@ def _over_time(found: Steps, view: View, theme: Theme) -> Component:
         note = f"Steps of {length} put together; closer, every step is drawn by itself. "
     return card(
         f"{found.steps:,} steps of {found.engine.engine}",
-        graph(_FIGURE, steps_over_time(found.stretches, theme), theme, brush=True),
-        actions=[*picture_buttons(_FIGURE, brush=True), download("CSV", PAGE.csv_href(view, "steps"))],
+        graph(_FIGURE, steps_over_time(found.stretches, theme), theme, "time"),
+        actions=[*picture_buttons(_FIGURE), download("CSV", PAGE.csv_href(view, "steps"))],
         note=note + "Drag over a time to look closer. A gap while requests wait is a stall.",
     )
 
@@ -214,6 +192,7 @@ PAGE: Final = Page(
     title="Engine",
     layout=layout,
     twin=twin,
+    filters=("engine",),
     tables={"steps": steps_table},
     needs_requests=False,
 )

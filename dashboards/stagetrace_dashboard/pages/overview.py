@@ -71,7 +71,7 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
         ),
         card(
             f"Where the time goes, {_UNTIL[view.horizon]}",
-            graph("partition", figure, theme),
+            graph("partition", figure, theme, "bar"),
             actions=[*picture_buttons("partition"), download("CSV", PAGE.csv_href(view, "stages"))],
             note="Mean of the requests that ended well. Waits are hatched, in the hue of the work that they "
             "wait for; transfers are dotted. A click on a bar shows its class alone.",

@@ -12,6 +12,7 @@ from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.palette import Theme
 from stagetrace_analyzer.queries.requests import Listed, listed_rows
+from stagetrace_dashboard.elements import Static
 from stagetrace_dashboard.figures.waterfall import WaterfallOptions, waterfall
 from stagetrace_dashboard.page import Page, Table
 from stagetrace_dashboard.parts import (
@@ -77,7 +78,9 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
             "cacheBlockSize": data.limits.rows,
             "maxBlocksInCache": 20,
             "rowSelection": {"mode": "multiRow", "enableClickSelection": True, "headerCheckbox": False},
-            "infiniteInitialRowCount": min(found, data.limits.rows),
+            # Rows that say that they are loading take as long to draw as those that come at once.
+            "infiniteInitialRowCount": 1,
+            "rowBuffer": 2,
         },
         style={"height": _GRID_HEIGHT, "width": "100%"},
     )
@@ -148,9 +151,9 @@ def _cells(row: Listed) -> dict[str, str]:
     return cells
 
 
-def chosen(view: View, rows: Sequence[dict[str, Any]]) -> tuple[RequestKey, ...]:
+def chosen(view: View, keys: Sequence[str]) -> tuple[RequestKey, ...]:
     """Return which requests are shown when these rows are selected: the last two, in the order of choice."""
-    selected = [RequestKey(*map(int, str(row["key"]).split("-"))) for row in rows]
+    selected = [RequestKey(*map(int, str(key).split("-"))) for key in keys]
     kept = [key for key in view.requests if key in selected]
     return tuple([*kept, *(key for key in selected if key not in kept)][-2:])
 
@@ -166,7 +169,7 @@ def details(view: View, data: Data, theme: Theme) -> Component:
         _missing(key) if story is None else _story(story, view, options)
         for key, story in zip(view.requests, stories, strict=True)
     ]
-    return dmc.SimpleGrid(shown, cols={"base": 1, "lg": len(shown)}, spacing="md")
+    return Static(dmc.SimpleGrid(shown, cols={"base": 1, "lg": len(shown)}, spacing="md"))
 
 
 def _missing(key: RequestKey) -> Component:
@@ -333,5 +336,6 @@ PAGE: Final = Page(
     ),
     tables={"list": list_table},
     parts=("sort", "descending", "requests"),
+    is_static=False,
     is_live=False,
 )
