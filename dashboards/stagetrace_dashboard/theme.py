@@ -68,6 +68,7 @@ background:var(--mantine-color-default);color:var(--mantine-color-default-color)
 .st-button:hover{{background:var(--mantine-color-default-hover)}}
 .st-button.st-chosen{{background:var(--mantine-primary-color-filled);color:#fff}}
 .st-alarm{{color:var(--st-alarm)}}
+.st-dimmed{{color:var(--mantine-color-dimmed)}}
 .st-wrap{{overflow-wrap:anywhere}}
 .st-whole{{white-space:nowrap}}
 :focus-visible{{outline:2px solid #228be6;outline-offset:2px}}

@@ -51,11 +51,9 @@ def test_every_process_is_listed(tmp_path):
     with opened(folder) as source:
         found = sections(source.data)["Processes that reported"]
         told = client_of(source).get("/api/quality").json["processes"]
-    assert (
-        "engine + worker | e, pid 42 | node | model tiny, version 0.32.0, stagetrace 1 | 0 | 1,234" in found
-    )
-    assert "worker | w, pid 43 | node | stagetrace 1 | 0 | 1,234 | - | - | -" in found
-    assert "API server | server | - | - | 0 | - | 1 requests" in found
+    assert "engine + worker | e, pid 42 | node | 0.32.0 | 1 | 1,234" in found
+    assert "worker | w, pid 43 | node | - | 1 | 1,234 | - | - | - | -" in found
+    assert "API server | server | - | - | - | - | 1 requests" in found
     assert [(process["role"], process["pid"]) for process in told] == [
         ("api", None),
         ("engine+worker", 42),
@@ -70,7 +68,8 @@ def test_a_jump_is_told_with_its_time(tmp_path):
     with opened(folder) as source:
         found = sections(source.data)["Clocks"]
         told = client_of(source).get("/api/quality").json
-    assert "node | c | 1 | 3 | 120 s | -7,200 s | - | -7,200 s" in found
+    assert "node | c | 1 | 3 |" in found
+    assert "-7,200 s | - | -7,200 s" in found
     (clock,) = told["clocks"]
     assert (clock["moved_ns"], clock["jump_ns"], clock["ppm"]) == (-7200 * 10**9, -7200 * 10**9, None)
     assert clock["jump_before_unix_ns"] == BEGIN_UNIX_NS + (120 - 7200) * 10**9

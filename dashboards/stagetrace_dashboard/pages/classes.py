@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stagetrace_dashboard.data import Data
     from stagetrace_dashboard.view import View
 
+_DISTRIBUTION_HEIGHT: Final = 340
 _TITLES: Final = {Metric.TTFT: "TTFT", Metric.COMPLETION: "Completion"}
 
 
@@ -117,7 +118,7 @@ def _distributions(report: ClassReport, theme: Theme) -> Iterator[Component]:
             ("histogram", "how long requests take", latency_histogram([report], options)),
         ):
             name = f"{metric.value}-{kind}"
-            shown_alone = figure.update_layout(showlegend=False)
+            shown_alone = figure.update_layout(showlegend=False, height=_DISTRIBUTION_HEIGHT)
             cards.append(_figure_card(f"{metric_title}: {said}", name, shown_alone, theme))
     yield dmc.SimpleGrid(cards, cols={"base": 1, "lg": 2}, spacing="md")
 

@@ -66,7 +66,7 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
                 _class_card(report, answers[title(report)], sections[title(report)], view)
                 for report in reports
             ],
-            cols={"base": 1, "md": 2, "xl": min(3, len(reports))},
+            cols={"base": 1, "md": 2, "xl": 2 if len(reports) == 4 else min(3, len(reports))},  # noqa: PLR2004 - two by two
             spacing="md",
         ),
         card(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import dash_mantine_components as dmc
+from dash import html
 from dash.development.base_component import Component
 
 from stagetrace_analyzer.figures.labels import HORIZONS
@@ -19,7 +20,7 @@ from stagetrace_analyzer.queries.quality import (
     clocks,
     processes,
 )
-from stagetrace_analyzer.reports.words import title
+from stagetrace_analyzer.reports.words import counts, title
 from stagetrace_dashboard.page import Page, Table
 from stagetrace_dashboard.parts import card, download, facts, stack, table
 from stagetrace_dashboard.words import NOTHING, clock_time, count, date_time, duration, percent
@@ -35,8 +36,10 @@ _NS_PER_MS: Final = 1_000_000
 _JUMP_NS: Final = 10 * _NS_PER_MS
 """Less is the inaccuracy of reading two clocks at one instant."""
 
-_CLOCK_PX: Final = 180
 _ROLES: Final = {"api": "API server"}
+_DRIFT: Final = {0: "not settled", 1: "ever slower", -1: "ever faster"}
+"""By the trend of a warm-up."""
+
 _NAMES: Final = {
     "about": "about",
     "records": "records read",
@@ -64,6 +67,7 @@ class Quality:
     checks: Sequence[Checked]
     warm_ups: Sequence[WarmUp]
     joins: dict[str, int]
+    unusable: Mapping[str, int]
     unattributed: dict[str, Mapping[Horizon, float | None]]
     partition_mismatches: Mapping[Horizon, int]
 
@@ -80,6 +84,7 @@ def read_quality(view: View, data: Data) -> Quality:
         data.ask(checks),
         analysis.warm_ups,
         dict(analysis.joins),
+        analysis.unusable,
         {title(report): report.unattributed for report in analysis.classes},
         analysis.partition_mismatches,
     )
@@ -107,18 +112,17 @@ def _attribution(quality: Quality, analysis: Analysis) -> Component:
         [name, *(percent(by_horizon.get(horizon)) for horizon in HORIZONS)]
         for name, by_horizon in quality.unattributed.items()
     ]
-    joined = ", ".join(f"{number:,} {name}" for name, number in quality.joins.items()) or NOTHING
     mismatches = sum(quality.partition_mismatches.values())
-    unknown = ", ".join(f"{number:,} {name}" for name, number in analysis.unknown_facts.items()) or "none"
     return card(
         "Unattributed time",
         table(columns, rows),
         facts(
             [
-                ("seen by", joined),
+                ("seen by", counts(quality.joins)),
                 ("do not add up", f"{mismatches:,} horizons"),
                 ("in no class", count(analysis.unclassified)),
-                ("facts not known", unknown),
+                ("facts not known", counts(analysis.unknown_facts)),
+                ("cannot be used", counts(quality.unusable)),
             ]
         ),
         note="Share of a horizon that no record explains; more than 2 % is too much.",
@@ -136,37 +140,38 @@ def _checks(quality: Quality) -> Component:
 
 def _verdict(check: Checked) -> Component:
     if check.holds:
-        return dmc.Text("agrees", size="sm", c="dimmed", className="st-whole")
-    return dmc.Text("disagrees", size="sm", fw=700, className="st-alarm st-whole")
+        return html.Span("agrees", className="st-dimmed st-whole")
+    return html.Strong("disagrees", className="st-alarm st-whole")
 
 
 def _processes(quality: Quality) -> Component:
+    has_several = len({process.dataset for process in quality.processes}) > 1
     columns = {
         "role": False,
         "process": False,
         "host": False,
-        "software": False,
-        "dataset": True,
+        **({"dataset": True} if has_several else {}),
+        "version": False,
+        "stagetrace": False,
         "records": True,
         "told": False,
         "first, UTC": False,
         "last, UTC": False,
-        "loop late": True,
-        "at most": True,
+        "late event loop": True,
     }
     rows: list[list[Any]] = [
         [
             _whole(" + ".join(_ROLES.get(role, role) for role in process.role.split("+"))),
-            _whole(process.process if process.pid is None else f"{process.process}, pid {process.pid}"),
-            NOTHING if process.host is None else process.host,
-            ", ".join(_software(process)) or NOTHING,
-            str(process.dataset),
+            process.process if process.pid is None else f"{process.process}, pid {process.pid}",
+            process.host or NOTHING,
+            *([str(process.dataset)] if has_several else []),
+            process.version or NOTHING,
+            process.stagetrace_version or NOTHING,
             count(process.records),
-            _whole(", ".join(_told(process)) or NOTHING),
+            ", ".join(_told(process)) or NOTHING,
             _whole(_without_zone(process.first_unix_ns)),
             _whole(NOTHING if process.last_unix_ns is None else clock_time(process.last_unix_ns)),
-            count(process.lags),
-            _whole(duration(process.longest_lag_ns)),
+            f"{process.lags:,}, up to {duration(process.longest_lag_ns)}" if process.lags else NOTHING,
         ]
         for process in quality.processes
     ]
@@ -180,18 +185,7 @@ def _without_zone(unix_ns: int | None) -> str:
 
 def _whole(text: str) -> Component:
     """Return a cell that does not break; the table scrolls where it has no room."""
-    return dmc.Text(text, size="sm", className="st-whole")
-
-
-def _software(process: Reporter) -> Iterator[str]:
-    for name, value in (
-        ("", process.service),
-        ("model ", process.model),
-        ("version ", process.version),
-        ("stagetrace ", process.stagetrace_version),
-    ):
-        if value is not None:
-            yield name + value
+    return html.Span(text, className="st-whole")
 
 
 def _told(process: Reporter) -> Iterator[str]:
@@ -206,39 +200,36 @@ def _clocks(quality: Quality) -> Component:
         "clock": False,
         "processes": True,
         "readings": True,
-        "within": True,
+        "first, UTC": False,
+        "last, UTC": False,
         "wall clock moved": True,
         "ppm": True,
         "largest jump": True,
-        "between, UTC": False,
     }
     rows: list[list[Any]] = [
         [
             ", ".join(clock.hosts),
-            dmc.Text(clock.clock, size="sm", miw=_CLOCK_PX),
+            clock.clock,
             count(clock.processes),
             count(clock.readings),
-            _whole(duration(clock.span_ns)),
-            _whole(_gained(clock.moved_ns)),
+            _whole(_without_zone(clock.first_unix_ns)),
+            _whole(_without_zone(clock.last_unix_ns)),
+            _gained(clock.moved_ns),
             NOTHING if clock.ppm is None else f"{clock.ppm:+.1f}",
-            _whole(_gained(clock.jump_ns)),
-            _whole(_between(clock)),
+            _gained(clock.jump_ns),
         ]
         for clock in quality.clocks
     ]
     words = [dmc.Text(text, size="sm", className="st-wrap") for text in quality.clocks_in_words]
-    note = "How far the wall clock moved against the host's monotonic one, as read when segments were opened."
+    note = (
+        "How far the wall clock moved against the host's monotonic one, as read whenever a segment was "
+        "opened. What it did after the last reading is not seen."
+    )
     return card("Clocks", *([table(columns, rows)] if rows else []), *words, note=note if rows else None)
 
 
 def _gained(ns: int | None) -> str:
     return NOTHING if ns is None else ("+" if ns > 0 else "") + duration(ns)
-
-
-def _between(clock: HostClock) -> str:
-    if clock.jump_before_unix_ns is None:
-        return NOTHING
-    return f"{_without_zone(clock.jump_after_unix_ns)} and {clock_time(clock.jump_before_unix_ns)}"
 
 
 def clocks_in_words(found: Sequence[HostClock], datasets: int) -> Iterator[str]:
@@ -257,10 +248,12 @@ def clocks_in_words(found: Sequence[HostClock], datasets: int) -> Iterator[str]:
         )
     for clock in found:
         if clock.jump_ns is not None and abs(clock.jump_ns) > _JUMP_NS:
+            after, before = map(_without_zone, (clock.jump_after_unix_ns, clock.jump_before_unix_ns))
             yield (
-                f"The wall clock of {', '.join(clock.hosts)} jumped by {_gained(clock.jump_ns)}: it was set, "
-                "or the host slept. All times are shown by the clock as it was at the last reading, so those "
-                "from before are not what it said then, nor what a client noted."
+                f"The wall clock of {', '.join(clock.hosts)} jumped by {_gained(clock.jump_ns)} between "
+                f"{after} and {before}: it was set, or the host slept. All times are shown by the clock as "
+                "it was at the last reading, so those from before are not what it said then, nor what a "
+                "client noted."
             )
     if any(clock.datasets > 1 for clock in found):
         yield (
@@ -290,7 +283,7 @@ def _warm_up(quality: Quality) -> Component:
             count(warm_up.requests),
             count(warm_up.of),
             warm_up.rule,
-            "" if warm_up.settled else dmc.Text("still drifted", size="sm", className="st-alarm"),
+            "" if warm_up.settled else html.Span(_DRIFT[warm_up.trend], className="st-alarm"),
         ]
         for warm_up in quality.warm_ups
     ]
