@@ -244,11 +244,13 @@ def test_full_encoder_cache(wide, find):
         companion = await client.start("companion", body(words(20), max_tokens=1900))
         await client.send("first", request)
         await client.send("evicting", other_request)
-        await client.send("undelayed", request)
-        other = asyncio.create_task(client.send("other", other_request))
-        # Everybody is silent while the other image is encoded.
-        await companion.silence(0.5)
-        await client.send("delayed", request)
+        # A prompt is as many steps as it has tokens: they must last as long in both.
+        with wide.paced(25):
+            await client.send("undelayed", request)
+            other = asyncio.create_task(client.send("other", other_request))
+            # Everybody is silent while the other image is encoded.
+            await companion.silence(0.5)
+            await client.send("delayed", request)
         await asyncio.gather(other, companion.read)
 
     client, requests = play(wide, "full encoder cache", scene)
