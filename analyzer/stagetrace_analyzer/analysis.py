@@ -87,7 +87,6 @@ def _analysis(
     span = rows(connection, "span")[0]
     _classify(connection, rules, by_phase, selection, span.newest_unix_ns)
     selected = _count(connection)
-    unknown = _unknown_facts(connection, rules)
     warm_ups = tuple(_leave_out_warm_up(connection))
     population = read_population(connection, _keys(connection, rules))
     answers = {name: _by_key(rows(connection, name)) for name in ("outcomes", "media")}
@@ -112,7 +111,7 @@ def _analysis(
         not_selected=span.requests - selected,
         warm_ups=warm_ups,
         unclassified=sum(report.requests for report in classes if report.traffic_class == OTHER),
-        unknown_facts=unknown,
+        unknown_facts=_unknown_facts(connection, rules),
         loads=tuple(_loads(population)),
         classes=classes,
         joins={row.joined: row.requests for row in rows(connection, "joins")},
@@ -186,7 +185,7 @@ def _by_key(found: Sequence[Any]) -> dict[Key, list[Any]]:
 
 
 def _unknown_facts(connection: duckdb.DuckDBPyConnection, rules: ClassRules) -> dict[str, int]:
-    """Count, by field that the rules ask for, the selected requests of which it is not known."""
+    """Count, by field that the rules ask for, the analysed requests of which it is not known."""
     counts = rules.unknown_expressions()
     if not counts:
         return {}

@@ -24,7 +24,6 @@ AS_GOOD: Final = 1.05
 DRIFTING: Final = 0.9
 """A cut behind this part of what is searched means that the run still drifts there."""
 
-
 TREND_BATCHES: Final = 10
 """Batches in which a trend is looked for, so long that neighbours are hardly alike."""
 
@@ -33,6 +32,15 @@ TREND_LEAST: Final = 400
 
 TREND_PAIRS: Final = 31
 """How many more of the 45 pairs of batches must go up than down, or down than up: by chance, 1 in 200."""
+
+SHIFT_BATCHES: Final = 16
+"""Batches in which a shift is looked for, from one level to another."""
+
+SHIFT_SIDE: Final = 5
+"""How many of them are before it, and how many behind it, at least: by chance it is in 1 of 500."""
+
+SHIFT_LEAST: Final = 800
+"""With fewer observations, a single long queue looks like a shift."""
 
 
 class Truncation(NamedTuple):
@@ -72,14 +80,33 @@ def mser5(observations: NDArray[np.float64]) -> Truncation:
 def trend(observations: NDArray[np.float64]) -> int:
     """Tell whether a series goes up (1) or down (-1) from its begin to its end; 0 if neither is sure.
 
-    Mann's and Kendall's test on the means of batches (Mann, Econometrica 13(3), 1945).
+    Mann's and Kendall's test on the means of batches (Mann, Econometrica 13(3), 1945).  It
+    misses most series that go up once and stay there, so these are looked for beside it.
 
     Args:
         observations: Values in the order of arrival, without the warm-up.
     """
     if len(observations) < TREND_LEAST:
         return 0
-    size = len(observations) // TREND_BATCHES
-    means = observations[: size * TREND_BATCHES].reshape(TREND_BATCHES, size).mean(axis=1)
+    means = _means(observations, TREND_BATCHES)
     surplus = int(np.triu(np.sign(means[None, :] - means[:, None])).sum())
-    return int(np.sign(surplus)) if abs(surplus) >= TREND_PAIRS else 0
+    return int(np.sign(surplus)) if abs(surplus) >= TREND_PAIRS else _shift(observations)
+
+
+def _shift(observations: NDArray[np.float64]) -> int:
+    """Tell whether all batches from one on are above (1) or below (-1) all before it; 0 if neither."""
+    if len(observations) < SHIFT_LEAST:
+        return 0
+    means = _means(observations, SHIFT_BATCHES)
+    for place in range(SHIFT_SIDE, SHIFT_BATCHES - SHIFT_SIDE + 1):
+        before, behind = means[:place], means[place:]
+        if behind.min() > before.max():
+            return 1
+        if behind.max() < before.min():
+            return -1
+    return 0
+
+
+def _means(observations: NDArray[np.float64], batches: int) -> NDArray[np.float64]:
+    size = len(observations) // batches
+    return np.asarray(observations[: size * batches].reshape(batches, size).mean(axis=1))

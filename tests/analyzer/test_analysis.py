@@ -14,6 +14,8 @@ from stagetrace.errors import DataError
 from stagetrace.stages import Horizon, Kind, Stage
 from stagetrace_analyzer.analysis import analyze
 from stagetrace_analyzer.classes import load_rules, parse_rules
+from stagetrace_analyzer.dataset import open_dataset
+from stagetrace_analyzer.population import read_places
 from stagetrace_analyzer.results import (
     NOT_MATERIAL,
     Analysis,
@@ -368,6 +370,26 @@ def test_a_thousand_reasons_are_the_largest_and_others(rows, tmp_path: Path) -> 
     assert len(reasons) == 31
     assert (reasons["step"], math.fsum(reasons.values())) == (0.75, pytest.approx(1))
     assert reasons["other"] == pytest.approx(0.25 * 971 / 1000)
+
+
+def test_thirty_reasons_beside_a_stage_with_more(rows, tmp_path: Path) -> None:
+    """They are all told, also where some of the time has no reason; the other stage's smallest is not."""
+    for number in range(31):
+        rows.request(
+            ("both", "prefill.wait", 100.0 - number, f"r{number:02}"),
+            ("both", "decode.wait", 50.0 - number, None if number == 30 else f"r{number:02}"),
+        )
+    rows.request(*[("both", "decode.wait", 900.0)] * 2, ("both", "prefill.wait", 900.0))
+    places = _places(rows.write(tmp_path))
+    reasons = {stage: {r for s, r in places if s == stage} for stage in ("prefill.wait", "decode.wait")}
+    thirty = {f"r{number:02}" for number in range(30)}
+    assert reasons == {"prefill.wait": {*thirty, "other", None}, "decode.wait": {*thirty, None}}
+
+
+def _places(folder: Path) -> list[tuple[str, str | None]]:
+    with open_dataset([folder]) as connection:
+        found = read_places(connection)
+    return list(zip(found.stages, found.reasons, strict=True))
 
 
 def test_plain_questions(rows, tmp_path: Path) -> None:

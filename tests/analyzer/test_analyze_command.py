@@ -178,7 +178,7 @@ def test_a_wrong_option_is_one_line_with_a_hint(data: str, options: list[str], m
 
 
 def test_rules_may_ask_for_every_field(data: str, tmp_path: Path, capsys) -> None:
-    """Each field works in a rule, and what is not known of requests is counted by field."""
+    """Each field works in a rule, and what is not known of the analysed requests is counted by field."""
     values = {FieldType.NUMBER: '">=0"', FieldType.TEXT: '"text"', FieldType.FLAG: "true"}
     where = "\n".join(f"{name} = {values[field.type]}" for name, field in CLASS_FIELDS.items())
     rules = tmp_path / "rules.toml"
@@ -196,7 +196,7 @@ def test_rules_may_ask_for_every_field(data: str, tmp_path: Path, capsys) -> Non
             "output_tokens",
             "finish_reason",
         ],
-        408,
+        400,
     )
     assert document["unknown_facts"] == unknown
     assert [(entry["class"], entry["post"]) for entry in document["classes"]] == [("other", True)]

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +19,7 @@ from stagetrace_analyzer.dataset import (
     write_tables,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+PAGE = Path(__file__).parents[2] / "docs/dataset.md"
 ONE_ROW = pa.table({"name": ["records"], "reason": [""], "count": [7]})
 
 
@@ -32,6 +31,13 @@ def test_tables_have_exactly_the_columns_of_their_schema(rows, tmp_path: Path) -
         part = folder / name / "part-0.parquet"
         assert pq.read_schema(part).equals(schema, check_metadata=True)
     assert pq.read_metadata(folder / "requests/part-0.parquet").row_group(0).column(0).compression == "ZSTD"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_every_row_must_have_is_documented(table) -> None:
+    """A dataset without it is refused, and the hint names the page."""
+    (row,) = re.findall(rf"^\| `{table}` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"`(\w+)`", row) == [field.name for field in TABLES[table] if not field.nullable]
 
 
 def test_batches_are_written_like_a_table(tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_every_figure_is_drawn(page) -> None:
     assert page.locator(".plot .main-svg").count() >= page.locator(".plot").count() == 4 + 2 + 1 + 2 * 3
     assert page.wrongs == []
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    titles = {button.get_attribute("data-title") or "" for button in page.locator(".modebar-btn").all()}
+    assert titles
+    assert not [title for title in titles if "hare" in title or "loud" in title], "nothing uploads a figure"
 
 
 @pytest.mark.browser

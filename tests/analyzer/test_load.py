@@ -9,6 +9,8 @@ from stagetrace_analyzer.analysis import analyze
 from stagetrace_analyzer.classes import load_rules
 from stagetrace_analyzer.load import NOT_TOLD, Arrivals, load_of, mean_in_flight
 from stagetrace_analyzer.reports.document import document_of
+from stagetrace_analyzer.simulation.stations import fcfs
+from stagetrace_analyzer.simulation.traffic import exponential_ns, poisson_ns
 
 S = 1_000_000_000
 
@@ -67,14 +69,39 @@ def test_a_short_steady_run_is_not_overloaded():
         (np.arange(1000) / 10, np.where(np.arange(1000) % 10 == 0, np.inf, 0.5)),
         (np.concatenate([np.arange(100) / 10, 86_400 + np.arange(100) / 10]), np.full(200, 1.2)),
         (np.zeros(100), np.full(100, 1.0)),
+        (np.arange(1000) / 10, np.where(np.arange(1000) >= 850, np.inf, 0.5)),
     ],
-    ids=["shorter than its requests", "unknown ends", "a day between two runs", "all at once"],
+    ids=["shorter than its requests", "unknown ends", "a day between two runs", "all at once", "a crash"],
 )
 def test_requests_that_take_no_longer_than_before_are_no_overload(arrivals_s, sojourns_s):
     """More of them are in the server at the end than on average, and yet no queue grows."""
     found = load(arrivals_s, sojourns_s)
     assert found.achieved < 0.95
     assert not found.overloaded
+
+
+def test_a_short_steady_queue_is_not_overloaded():
+    """Of 100 runs of M/M/1 at a load of 0.9, 200 requests each, many end in a queue; at 1.5 it is too long."""
+    alarms = {}
+    for per_s in (9.0, 15.0):
+        generator = np.random.default_rng(2)
+        queues = [
+            fcfs(poisson_ns(generator, per_s, 200), exponential_ns(generator, 0.1, 200)) for _ in range(100)
+        ]
+        found = [load(queue.arrival_ns / S, queue.sojourn_ns / S) for queue in queues]
+        alarms[per_s] = sum(one.overloaded for one in found)
+        assert sum(one.achieved < 0.95 for one in found) > 25
+    assert alarms[9.0] <= 2
+    assert alarms[15.0] >= 90
+
+
+def test_a_calm_server_at_the_same_time_hides_no_overload():
+    """Of two servers one has 2 thirds of its 300 requests done; most requests are of the other."""
+    calm, hard = np.arange(1000) / 10, np.arange(300) / 3
+    sojourns = np.concatenate([np.full(1000, 0.1), (np.arange(300) + 1) / 2 - hard])
+    found = load(np.concatenate([calm, hard]), sojourns, run=np.repeat([0, 1], [1000, 300]))
+    assert found.overloaded
+    assert (found.pauses_s, found.achieved) == (0, pytest.approx(1 - 100 / 1300, abs=0.002))
 
 
 def test_one_request_has_no_rate():
@@ -136,6 +163,15 @@ def test_a_client_that_tells_nonsense_is_told(rows, tmp_path):
     assert any(
         remark.startswith("3 intended sends are set aside") for remark in document_of(analysis).load.remarks
     )
+
+
+def test_a_request_whose_last_byte_was_sent_has_ended(rows, tmp_path):
+    """Other programs may not write when a request ended, but when it was answered."""
+    for number in range(200):
+        rows.request(("both", "receive", 50.0), received_unix_ns=BEGIN + number * S // 10, ended_ns=None)
+    (found,) = analyze([rows.write(tmp_path)], load_rules()).loads
+    assert found.in_flight == pytest.approx(0.5)
+    assert found.achieved == pytest.approx(199 / 200)
 
 
 def test_pauses_between_phases_are_no_load():

@@ -122,6 +122,23 @@ def test_what_must_be_known_comes_first() -> None:
     assert places[0] == 0
 
 
+@pytest.mark.parametrize(("by_phase", "name"), [(True, "no phase"), (False, "all")])
+def test_a_load_without_a_phase(by_phase, name) -> None:
+    """Beside phases it is of the requests that have none, else of all."""
+    load = dataclasses.replace(everything().loads[0], phase=None)
+    document = document_of(analyses.analysis(report(), loads=(load,), by_phase=by_phase))
+    assert [row.name for row in document.load.rows] == [name]
+
+
+def test_an_overloaded_phase_in_large_company() -> None:
+    """That 98 % of all requests had ended is no sign of it, so the alarm does not say so."""
+    (load, *_) = everything().loads
+    loads = (dataclasses.replace(load, phase=None, achieved=0.98),)
+    (alarm, *_) = document_of(analyses.analysis(report(), loads=loads)).alarms
+    assert alarm.startswith("OVERLOADED: many requests of a phase or dataset had not ended by its last")
+    assert "98" not in alarm
+
+
 def test_a_calm_report_has_no_alarm() -> None:
     """Nothing is said of overload, drift, the data or the selection when there is nothing to say."""
     sound = dataclasses.replace(

@@ -285,6 +285,10 @@ def test_what_cannot_be_used_is_counted(tmp_path: Path, table, column, value, re
     rows = sound()
     rows[table][1 % len(rows[table])][column] = value
     analysis = analyze([write(tmp_path / "data", rows)], load_rules())
+    media = sum(report.media.items for report in analysis.classes if report.media is not None)
+    assert media == len(rows["media"]) - (
+        table == "media" or column in {"received_unix_ns", "ttft_ns", "ended_ns"}
+    )
     assert analysis.unusable == {reason: 1}
     assert analysis.requests == REQUESTS - (table == "requests")
     document = document_of(analysis)
@@ -310,18 +314,31 @@ def test_what_every_row_must_have(tmp_path: Path, table, column, statistics) -> 
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["dataset", "MODALITY", "fault", "traffic_class", "mine"])
-def test_a_column_of_ones_own(tmp_path: Path, name) -> None:
-    """It may be there, but not under a name that queries work out."""
-    folder = write(tmp_path / "data", sound())
-    path = folder / "requests" / "part.parquet"
-    table = pq.read_table(path)
-    pq.write_table(table.append_column(name, pa.nulls(len(table), pa.string())), path)
-    if name == "mine":
-        assert analyze([folder], load_rules()).unusable == {}
-        return
+@pytest.mark.parametrize("name", ["dataset", "MODALITY", "fault", "traffic_class"])
+def test_a_column_that_is_worked_out(tmp_path: Path, name) -> None:
+    """Under the name of one that queries make there must be none."""
+    folder = with_a_column(write(tmp_path / "data", sound()), "requests", name)
     with pytest.raises(DataError, match=f"has a column {name}, which is not read but worked out"):
         analyze([folder], load_rules())
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [("requests", "mine"), ("requests", "waited_ns"), ("requests", "longest_wait"), ("stages", "is_wait")],
+)
+def test_a_column_of_ones_own(tmp_path: Path, table, name) -> None:
+    """It may have any other name, also one that a query has for something of its own."""
+    folder = with_a_column(write(tmp_path / "data", sound()), table, name)
+    assert analyze([folder], load_rules()).unusable == {}
+    _ask_everything(folder)
+
+
+def with_a_column(folder: Path, table: str, name: str) -> Path:
+    """Add a column to a table of a dataset."""
+    path = folder / table / "part.parquet"
+    found = pq.read_table(path)
+    pq.write_table(found.append_column(name, pa.nulls(len(found), pa.string())), path)
+    return folder
 
 
 def test_two_datasets_in_one_folder(tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ def test_a_queue_that_grows_has_a_trend():
     assert -1 not in trends
 
 
+@pytest.mark.parametrize("at", [4000, 6000, 8000])
+@pytest.mark.parametrize(("first", "then", "expected"), [(0.5, 0.9, 1), (0.9, 0.5, -1)])
+def test_a_load_that_changes_once_is_found(at, first, then, expected):
+    """From 0.5 to 0.9, or back, in the midst of 12,000 requests: the pairs of batches do not tell it."""
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        gaps = generator.exponential(1e8, 12_000) / np.where(np.arange(12_000) < at, first, then)
+        visit = fcfs(np.cumsum(gaps).astype(np.int64), exponential_ns(generator, 0.1, 12_000))
+        assert trend(visit.sojourn_ns.astype(np.float64)) == expected
+
+
 def test_a_trend_has_a_direction_and_needs_observations():
     """Up, down, or too few; equal values have none."""
     rising = np.arange(float(TREND_LEAST))

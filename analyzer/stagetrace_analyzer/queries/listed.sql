@@ -23,7 +23,7 @@ WITH by_stage AS (
     SELECT dataset, request, stage, kind = 'wait' AS is_wait, sum(duration_ns) AS spent_ns
     FROM stages
     WHERE horizon IN ('both', 'ttft')
-    GROUP BY dataset, request, stage, is_wait
+    GROUP BY dataset, request, stage, kind = 'wait'
 ),
 waited AS (
     SELECT
@@ -52,8 +52,8 @@ SELECT
     ttft_ns,
     completion_ns,
     ended_ns,
-    waited_ns,
-    longest_wait,
+    waited.waited_ns,
+    waited.longest_wait,
     outcome,
     error_code,
     ended_stage,

@@ -12,6 +12,7 @@ from typing import Final
 
 from stagetrace.stages import Horizon, Kind, Outcome
 from stagetrace_analyzer.composition import stage_order
+from stagetrace_analyzer.load import ACHIEVED
 from stagetrace_analyzer.reports import words
 from stagetrace_analyzer.results import (
     NOT_MATERIAL,
@@ -137,9 +138,11 @@ def _selection(analysis: Analysis) -> str:
 def _alarms(analysis: Analysis) -> Iterator[str]:
     for load in analysis.loads:
         if load.overloaded:
+            ended = f"only {words.percent(load.achieved)} % of the requests had ended by the last arrival"
+            part = "many requests of a phase or dataset had not ended by its last arrival"
             yield (
-                f"OVERLOADED{_in_phase(load.phase)}: only {words.percent(load.achieved)} % of the requests "
-                "had ended by the last arrival; the queue kept growing, and latencies grow with the run"
+                f"OVERLOADED{_in_phase(load.phase)}: {ended if load.achieved < ACHIEVED else part}; "
+                "the queue kept growing, and latencies grow with the run"
             )
     for warm_up in analysis.warm_ups:
         drifting = f"STILL DRIFTING{_in_phase(warm_up.phase)}"
@@ -417,12 +420,13 @@ def _load(analysis: Analysis) -> Table:
     told = {load.open_loop for load in analysis.loads}
     sends = "intended sends" if told == {True} else "intended sends where all were told, else receipts"
     between = f"gaps are between {sends if True in told else 'receipts'}"
+    of_no_phase = "no phase" if analysis.by_phase else "all"
     return Table(
         title="load",
         columns=("requests", "per s", "gaps CV", "in flight", "ended %"),
         rows=tuple(
             Row(
-                "all" if load.phase is None else load.phase,
+                of_no_phase if load.phase is None else load.phase,
                 (
                     f"{load.requests:,}",
                     words.NO_VALUE if load.rate_per_s is None else words.rounded(load.rate_per_s),

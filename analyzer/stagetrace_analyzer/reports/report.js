@@ -4,7 +4,12 @@
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const templates = read("templates");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const config = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"]};
+  const config = {
+    displaylogo: false,
+    responsive: true,
+    modeBarButtonsToRemove: ["select2d", "lasso2d"],
+    showSendToCloud: false,
+  };
   const paperPx = 680;
   const plots = document.querySelectorAll(".plot");
   const drawn = new Map();

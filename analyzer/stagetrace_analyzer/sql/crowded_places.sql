@@ -14,7 +14,9 @@ FROM (
         reason,
         CASE
             WHEN reason IS NULL THEN NULL
-            WHEN row_number() OVER (PARTITION BY stage, kind ORDER BY sum(duration_ns) DESC, reason) > $most
+            WHEN row_number() OVER (
+                PARTITION BY stage, kind, reason IS NULL ORDER BY sum(duration_ns) DESC, reason
+            ) > $most
                 THEN 'other'
             ELSE reason
         END AS named

@@ -1,4 +1,4 @@
--- Media items of all requests of a class.
+-- Media items of all requests of a class, but those of a negative size.
 --
 -- Columns:
 --   traffic_class, phase
@@ -11,10 +11,11 @@ SELECT
     classified.traffic_class,
     classified.phase,
     count(*) AS items,
-    avg(media.bytes) FILTER (WHERE media.bytes >= 0) AS mean_bytes,
-    avg(media.width::DOUBLE * media.height) FILTER (WHERE media.width >= 0 AND media.height >= 0) AS mean_pixels,
+    avg(media.bytes) AS mean_bytes,
+    avg(media.width::DOUBLE * media.height) AS mean_pixels,
     histogram(coalesce(media.processor_cache, 'unknown')) AS processor_cache,
     histogram(coalesce(media.encoder_cache, 'unknown')) AS encoder_cache
 FROM media
 INNER JOIN classified USING (dataset, request)
+WHERE coalesce(least(media.bytes, media.width, media.height), 0) >= 0
 GROUP BY classified.traffic_class, classified.phase

@@ -7,7 +7,8 @@
 --   good               its outcome is ok
 --   received_unix_ns   ns since the epoch
 --   intended_unix_ns   ns since the epoch, -1 if not told
---   ttft_ns, completion_ns, ended_ns  ns, -1 if not reached or not known
+--   ttft_ns, completion_ns  ns, -1 if not reached
+--   ended_ns           ns, that of the last byte if it is all that is known; -1 if not even that is
 WITH numbered AS (
     SELECT dataset, run, row_number() OVER () AS number
     FROM (SELECT DISTINCT dataset, run FROM classified)
@@ -22,7 +23,7 @@ SELECT
     coalesce(intended_unix_ns, -1)::BIGINT AS intended_unix_ns,
     coalesce(ttft_ns, -1)::BIGINT AS ttft_ns,
     coalesce(completion_ns, -1)::BIGINT AS completion_ns,
-    coalesce(ended_ns, -1)::BIGINT AS ended_ns
+    coalesce(ended_ns, completion_ns, -1)::BIGINT AS ended_ns
 FROM classified
 INNER JOIN numbered
     ON classified.dataset = numbered.dataset
