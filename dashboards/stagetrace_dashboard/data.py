@@ -220,6 +220,11 @@ class Data:
         """Whether it is an experiment of several phases, which are kept apart unless told otherwise."""
         return self.span.phases > 1
 
+    @property
+    def generation(self) -> str:
+        """What no other state of data has, also of a dashboard that was started anew at the same address."""
+        return str(self.read_unix_ns)
+
     def has_same_requests(self, other: Data) -> bool:
         """Whether nothing has come since another state."""
         return (self.span, self.ingested) == (other.span, other.ingested)

@@ -26,13 +26,14 @@
     (before, after) => before.content === after.content,
   );
 
-  function Link({ text, href }) {
+  function Link({ text, href, stays }) {
     const open = (event) => {
       if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
       event.preventDefault();
       history.pushState({}, "", href);
       dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-      scrollTo(0, 0);
+      follow();
+      if (!stays) scrollTo(0, 0);
     };
     return h("a", { href, className: "st-link", onClick: open }, drawn(text));
   }
@@ -52,6 +53,21 @@
       ),
     );
   }
+
+  // --- the control that somebody is at --------------------------------------------------------------
+
+  // A page is made anew whenever it changes, and so are its controls: one can go on where one was.
+  let focused = "";
+  addEventListener("focusin", ({ target }) => {
+    // A list that one can search would open.
+    const opens = target.matches("[aria-haspopup]:not([readonly])");
+    focused = target.closest("[role=search]") && !opens ? target.id : "";
+    if (focused) anew.observe(document.getElementById("page"), { childList: true });
+  });
+  addEventListener("pointerdown", () => (focused = ""));
+  const anew = new MutationObserver(() => {
+    if (document.activeElement === document.body) document.getElementById(focused)?.focus({ preventScroll: true });
+  });
 
   // --- scripts that not every page needs ---------------------------------------------------------------
 
@@ -91,6 +107,28 @@
   });
   const grid = () => loaded("grid").then(() => ofScript);
 
+  /** Sort and select rows as the address says, after it has changed by other means than the grid. */
+  function follow() {
+    const place = document.getElementById("requests-grid");
+    if (!place || location.pathname !== "/requests" || !gridNames.getApi) return;
+    const api = gridNames.getApi("requests-grid");
+    const chosen = new URLSearchParams(location.search);
+    const wanted = [chosen.get("sort") ?? "received_unix_ns", chosen.get("descending") === "1" ? "desc" : "asc"];
+    const now = api.getColumnState().find(({ sort }) => sort) ?? { colId: "received_unix_ns", sort: "asc" };
+    if (now.colId !== wanted[0] || now.sort !== wanted[1]) {
+      const state = [{ colId: wanted[0], sort: wanted[1] }];
+      api.applyColumnState({ state, defaultState: { sort: null } });
+    }
+    const keys = chosen.get("requests")?.split(",") ?? [];
+    const selected = api.getSelectedNodes();
+    if (selected.length === keys.length && selected.every(({ id }) => keys.includes(id))) return;
+    api.deselectAll();
+    const nodes = keys.map((key) => api.getRowNode(key));
+    // The list tells which rows are selected, and must not tell of fewer than the address has.
+    if (nodes.every(Boolean)) api.setNodesSelected({ nodes, newValue: true });
+  }
+  addEventListener("popstate", follow);
+
   /** Load what the next page may need when there has been nothing else to do for a while. */
   const later = (load) => new Promise((resolve) => requestIdleCallback(() => resolve(load())));
   addEventListener("load", () =>
@@ -122,7 +160,12 @@
   const sizes = new ResizeObserver((entries) => {
     for (const { target } of entries) target.graph.fit();
   });
-  addEventListener("beforeprint", () => [...waiting].forEach((graph) => graph.draw()));
+  const graphs = () => [...document.querySelectorAll(".st-graph")].map((place) => place.graph);
+  addEventListener("beforeprint", () => graphs().forEach((graph) => graph.drawForPaper()));
+  addEventListener("afterprint", () => graphs().forEach((graph) => graph.fit()));
+
+  // A card's room on upright A4 or Letter; how wide paper is, nobody is told before it is printed on.
+  const PAPER_PX = 670;
 
   /** Return how much larger than usual texts are on this screen. */
   const scale = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
@@ -208,12 +251,19 @@
       place.classList.remove(PENDING);
     }
 
+    async drawForPaper() {
+      await this.draw();
+      if (this.width <= PAPER_PX) return;
+      this.width = PAPER_PX;
+      Plotly.relayout(this.place.current, { width: PAPER_PX });
+    }
+
     /** Follow the width of the page. */
     fit() {
       const width = this.place.current.offsetWidth;
       if (!width || width === this.width) return;
       this.width = width;
-      Plotly.relayout(this.place.current, { autosize: true });
+      Plotly.relayout(this.place.current, { autosize: true, width: null });
     }
 
     /** Tell what was pointed at, if this figure is asked for that. */

@@ -34,10 +34,16 @@ class Static(_Element):
 
 
 class Link(_Element):
-    """A link to another view, which opens without loading the page anew."""
+    """A link to another view, which opens without loading the page anew.
 
-    def __init__(self, text: Content, href: str) -> None:
-        super().__init__(text=text, href=href)
+    Args:
+        text: What is clicked on.
+        href: The address.
+        stays: Whether it changes only what is beside it, so that nobody is taken to the top.
+    """
+
+    def __init__(self, text: Content, href: str, *, stays: bool = False) -> None:
+        super().__init__(text=text, href=href, stays=stays)
 
 
 class Table(_Element):

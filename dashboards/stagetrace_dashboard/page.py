@@ -39,7 +39,8 @@ class Page:
         bars: What a click on the bars of its figures chooses, by their place; None if nothing.
         needs_requests: Whether there is nothing on it without any request.
         is_static: Whether no callback reaches into it, see `stagetrace_dashboard.elements.Static`.
-        is_live: Whether it is shown anew when there is new data; if not, its parts see to it.
+        is_live: Whether it is shown anew when there is new data; if not, its parts see to it.  Raises
+            `DataError` if that cannot be told.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Page:
     bars: Callable[[View, Data], Sequence[Mapping[str, str]]] | None = None
     needs_requests: bool = True
     is_static: bool = True
-    is_live: bool = True
+    is_live: Callable[[View, Data], bool] = lambda _view, _data: True
 
     def csv_href(self, view: View, table: str) -> str:
         """Address of a table as a file."""

@@ -22,7 +22,7 @@ def spoken(label: str) -> dict[str, Any]:
 
 
 def card(
-    title: str, *children: Content, actions: Sequence[Component] = (), note: str | None = None
+    title: Content, *children: Content, actions: Sequence[Component] = (), note: str | None = None
 ) -> Component:
     """Return a card with a heading, and links or buttons beside it."""
     heading = dmc.Group(
@@ -63,9 +63,15 @@ def download(text: str, href: str, **identity: Any) -> Component:
     )
 
 
-def link(text: Content, href: str) -> Component:
-    """Return a link to another view, which opens without loading the page anew."""
-    return Link(text, href)
+def link(text: Content, href: str, *, stays: bool = False) -> Component:
+    """Return a link to another view, which opens without loading the page anew.
+
+    Args:
+        text: What is clicked on.
+        href: The address.
+        stays: Whether it changes only what is beside it, so that nobody is taken to the top.
+    """
+    return Link(text, href, stays=stays)
 
 
 def facts(pairs: Iterable[tuple[str, Content]]) -> Component:

@@ -54,7 +54,7 @@ def frame(source: Source, *, follow: bool) -> Component:
             html.A("to the page", href="#page", className="st-skip"),
             dcc.Location(id="url", refresh="callback-nav"),
             dcc.Interval(id="tick", interval=every_ms),
-            dcc.Store(id="generation", data=source.data.number),
+            dcc.Store(id="generation", data=source.data.generation),
             dcc.Store(id="theme"),
             dcc.Store(id="shown"),
             dcc.Store(id="pointed"),
@@ -66,7 +66,8 @@ def frame(source: Source, *, follow: bool) -> Component:
                     dmc.AppShellMain(page, className="st-main"),
                 ],
                 header={"height": HEADER_PX},
-                navbar={"width": NAVBAR_PX, "breakpoint": "sm"},
+                # On a narrow or enlarged screen too: beneath a breakpoint the menu covers the page.
+                navbar={"width": NAVBAR_PX, "breakpoint": 0},
                 padding="md",
             ),
         ],
@@ -171,6 +172,14 @@ def frozen_part(view: View, page: Page) -> str:
     return view.choose(**{name: getattr(defaults, name) for name in page.parts}).href
 
 
+def is_live(view: View, data: Data) -> bool:
+    """Whether a page is shown anew when there is new data; one that cannot be shown is tried again."""
+    try:
+        return PAGES[view.page].is_live(view, data)
+    except StagetraceError:
+        return True
+
+
 def register(app: Dash, source: Source, *, follow: bool) -> None:
     """Tie pages to the address, the controls to the view, and all to the data."""
     source.data.ahead = [
@@ -197,7 +206,7 @@ def _register_pages(app: Dash, source: Source) -> None:
         State("shown", "data"),
     )
     def show(
-        pathname: str | None, search: str | None, scheme: str | None, generation: int, shown: list[Any] | None
+        pathname: str | None, search: str | None, scheme: str | None, generation: str, shown: list[Any] | None
     ) -> tuple[Any, Any, Any]:
         if scheme is None:
             raise PreventUpdate
@@ -205,11 +214,11 @@ def _register_pages(app: Dash, source: Source) -> None:
             view = view_of(pathname, search)
         except UsageError as error:
             return problem(error.message, error.hint), menu(View()), None
-        page = PAGES[view.page]
-        key = [frozen_part(view, page), scheme, generation if page.is_live else None]
+        data = source.data
+        key = [frozen_part(view, PAGES[view.page]), scheme, generation if is_live(view, data) else None]
         if key == shown:
             return no_update, menu(view), no_update
-        return guarded(lambda: kept(view, source.data, theme_of(scheme))), menu(view), key
+        return guarded(lambda: kept(view, data, theme_of(scheme))), menu(view), key
 
 
 def guarded(make: Callable[[], Any]) -> Any:
@@ -286,18 +295,20 @@ def _chosen(view: View, data: Data, pointed: dict[str, Any]) -> View:
 def _register_requests(app: Dash, source: Source) -> None:
     @app.callback(
         Output(requests.GRID, "getRowsResponse"),
+        Output(requests.FOUND, "children"),
         Output("url", "search", allow_duplicate=True),
         Input("wanted", "data"),
         State("url", "pathname"),
         State("url", "search"),
         prevent_initial_call=True,
     )
-    def give_rows(wanted: dict[str, Any], pathname: str, search: str) -> tuple[Any, Any]:
+    def give_rows(wanted: dict[str, Any], pathname: str, search: str) -> tuple[Any, ...]:
         view = view_of(pathname, search)
         sort, descending = requests.sorting(wanted)
         sorted_view = view.choose(sort=sort, descending=descending)
         rows = requests.block(view, source.data, wanted)
-        return rows, no_update if sorted_view == view else sorted_view.search
+        found = requests.in_words(rows["rowCount"])
+        return rows, found, no_update if sorted_view == view else sorted_view.search
 
     @app.callback(
         Output(requests.DETAILS, "children"),
@@ -351,11 +362,11 @@ def _register_age(app: Dash, source: Source, *, follow: bool) -> None:
         Input("tick", "n_intervals"),
         State("generation", "data"),
     )
-    def tell(_ticks: int | None, generation: int) -> tuple[Any, Any]:
+    def tell(_ticks: int | None, generation: str) -> tuple[Any, Any]:
         data = source.data
-        if data.number != generation:
+        if data.generation != generation:
             # Not an output, for which the first page would wait.
-            set_props("generation", {"data": data.number})
+            set_props("generation", {"data": data.generation})
         return data_age(data, source.problem, time.time_ns(), follow=follow), about(data)
 
 

@@ -17,7 +17,8 @@ MANTINE: Final[dict[str, Any]] = {
 
 GRAPH_CONFIG: Final[Any] = {
     "displaylogo": False,
-    "responsive": True,
+    # It would upload the figure to a service of plotly's.
+    "showSendToCloud": False,
     # Pictures have buttons of their own, in two formats.
     "modeBarButtonsToRemove": ["toImage", "select2d", "lasso2d", "autoScale2d"],
 }
@@ -75,6 +76,11 @@ background:var(--mantine-color-default);color:var(--mantine-color-default-color)
 .st-skip{{position:absolute;left:-999px}}
 .st-skip:focus{{left:8px;top:8px;z-index:1000;background:var(--mantine-color-body);padding:8px}}
 @media (min-width:{LARGE_SCREEN_PX}px){{html{{font-size:125%}}}}
+@media print{{
+.mantine-AppShell-header,.mantine-AppShell-navbar,[role=search]{{display:none}}
+.st-main{{padding:0!important;transition:none!important}}
+section{{break-inside:avoid}}
+}}
 """
 """Styles that Mantine's own parameters do not reach."""
 

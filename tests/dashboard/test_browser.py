@@ -146,6 +146,60 @@ def test_the_list_is_there_again(browser, address):
         page.locator("#request-details .st-graph .main-svg").first.wait_for()
 
 
+def test_the_list_follows_the_address(browser, address):
+    """Going back sorts and selects rows as before, and a row whose request was closed shows it again."""
+    with opened_page(browser, address, "/requests") as page:
+
+        def first(ttft):
+            page.locator(".ag-row[row-index='0'] [col-id='ttft_ns']", has_text=ttft).wait_for()
+
+        def shows(number, *keys):
+            until_address(page, f"requests={'%2C'.join(keys)}$" if keys else "/requests$")
+            until(page, f"document.querySelectorAll('#request-details [data-graph]').length == {number}")
+            selected = page.locator(".ag-center-cols-container .ag-row-selected")
+            assert sorted(row.get_attribute("row-id") for row in selected.all()) == sorted(keys)
+
+        row = page.locator(".ag-row[row-index='3'] [col-id='ttft_ns']")
+        row.filter(has_text=".").wait_for()
+        before = page.locator(".ag-row[row-index='0'] [col-id='ttft_ns']").inner_text()
+        page.get_by_role("columnheader", name="TTFT, ms").click()
+        until_address(page, "sort=ttft_ns&descending=1")
+        page.go_back()
+        until_address(page, "/requests$")
+        first(before)
+        row.filter(has_text=".").click()
+        shows(1, "0-3")
+        page.get_by_role("link", name="close").click()
+        shows(0)
+        row.click()
+        shows(1, "0-3")
+        page.locator(".ag-row[row-index='5']").click(modifiers=["Control"])
+        shows(2, "0-3", "0-5")
+        page.go_back()
+        shows(1, "0-3")
+        page.go_forward()
+        shows(2, "0-3", "0-5")
+
+
+def test_the_menu_leaves_room_for_the_page(browser, address):
+    """In a narrow window, which one with enlarged texts is too, nothing covers the page."""
+    with opened_page(browser, address, "/", width=640, height=800) as page:
+        page.get_by_role("heading", name="Overview", level=1).click()
+        page.get_by_role("link", name="more", exact=True).first.click()
+        until_address(page, "/class")
+
+
+def test_a_class_is_taken_apart_where_one_looks(browser, address):
+    """Who takes a class apart, below its figures, is not taken to the top of the page."""
+    with opened_page(browser, address, "/class") as page:
+        page.get_by_role("link", name="by media items").click()
+        page.locator("[data-graph='split-media'] .main-svg").first.wait_for()
+        assert page.evaluate("scrollY") > 1000
+        page.get_by_role("link", name="its requests").click()
+        until_address(page, "/requests")
+        until(page, "scrollY == 0")
+
+
 def test_figures_are_drawn_when_they_are_seen(browser, address):
     """One that comes into the window is drawn, also while nothing else is done ahead; printing draws all."""
     page = browser.new_page()
@@ -163,9 +217,29 @@ def test_figures_are_drawn_when_they_are_seen(browser, address):
     until(page, "!document.querySelector('[data-graph=load-over-time]').matches('.st-pending')")
     assert last.evaluate("graph => graph.offsetHeight") == height
     assert page.locator(".st-pending").count() > 0
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    until(page, "!document.querySelector('.st-pending')")
+    widths = (
+        "Math.max(...[...document.querySelectorAll('.st-graph .main-svg')].map(drawn => drawn.clientWidth))"
+    )
+    page.evaluate(
+        "matchMedia('print').addEventListener('change', ({matches}) => {"
+        f"if (matches) window.printed = [document.querySelector('.st-pending'), {widths}] }})"
+    )
+    page.pdf()
+    # Paper is narrower than the window.
+    assert page.evaluate("printed") == [None, 670]
+    until(page, f"{widths} == document.querySelector('.st-graph').offsetWidth")
     page.close()
+
+
+def test_paper_has_the_page_alone(browser, address):
+    """Neither header nor menu nor controls are printed, and nothing is left free for them."""
+    with opened_page(browser, address, "/quality", width=700) as page:
+        page.emulate_media(media="print")
+        for hidden in ("navigation", "banner", "search"):
+            assert not page.get_by_role(hidden).count()
+        box = page.locator("#page section").first.bounding_box()
+        assert box["x"] == 0
+        page.emulate_media(media="screen")
 
 
 def test_figures_grow_with_the_texts(browser, address):
@@ -235,6 +309,19 @@ def test_a_filter_is_in_the_address(browser, address):
         until(page, f"document.querySelector('#page h2')?.innerText == {everything!r}")
 
 
+def test_a_control_is_still_at_hand(browser, address):
+    """Whoever types or chooses by keyboard goes on where they were when the page has changed."""
+    with opened_page(browser, address, "/requests") as page:
+        heading = "document.querySelector('#requests-found')?.innerText"
+        everything = page.locator("#requests-found").inner_text()
+        page.get_by_label("TTFT ≥, ms").click()
+        for typed, address_end in (("100", "min_ttft_ms=100$"), ("0", "min_ttft_ms=1000$")):
+            page.keyboard.type(typed)
+            until_address(page, address_end)
+            until(page, f"({heading} ?? {everything!r}) != {everything!r}")
+            everything = page.locator("#requests-found").inner_text()
+
+
 def test_a_time_is_dragged_over(browser, address):
     """Dragging over the steps limits the page to that time, and one click shows all again."""
     with opened_page(browser, address, "/engine", height=1200) as page:
@@ -282,6 +369,9 @@ def test_pictures_are_saved(browser, address, tmp_path):
             download.value.save_as(saved)
             assert download.value.suggested_filename == f"steps.{kind}"
             assert saved.read_bytes().startswith(begin)
+        # None of plotly's own, which would upload the figure.
+        buttons = page.locator(".modebar-btn")
+        assert {button.get_attribute("data-attr") for button in buttons.all()} == {"zoom", "dragmode"}
 
 
 def test_by_keyboard(browser, address):

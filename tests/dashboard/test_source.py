@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import time
 
@@ -8,10 +9,15 @@ from busy_spool import write_spool
 from dashboarding import MS, client_of, opened, request_row, write
 
 from stagetrace.errors import DataError, UsageError
+from stagetrace_dashboard.app import create_app
 from stagetrace_dashboard.data import Data
 from stagetrace_dashboard.pages import PAGES
+from stagetrace_dashboard.pages.requests import FOUND, GRID
+from stagetrace_dashboard.security import Door
 from stagetrace_dashboard.shell import about, data_age
 from stagetrace_dashboard.source import Follower
+
+TICK = {"tick.n_intervals": 1}
 
 
 def requests(number):
@@ -32,6 +38,81 @@ def test_a_grown_dataset_is_read_again_once_it_is_still(tmp_path):
         assert (source.data.number, source.data.span.requests) == (2, 5)
         assert before.span.requests == 3
         assert not source.refresh()
+
+
+def asked(source, output, inputs, states):
+    """What a dashboard answers a browser that asks for one property, and others with it."""
+    app = create_app(source, Door())
+    outputs = next(names for names in app.callback_map if output in names)
+
+    def named(names):
+        return [dict(zip(("id", "property"), name.split("."), strict=True)) for name in names]
+
+    body = {
+        "output": outputs,
+        "outputs": named(outputs.strip(".").split("...")),
+        "inputs": [{**of, "value": value} for of, value in zip(named(inputs), inputs.values(), strict=True)],
+        "state": [{**of, "value": value} for of, value in zip(named(states), states.values(), strict=True)],
+        "changedPropIds": list(inputs)[:1],
+    }
+    answer = app.server.test_client().post("/_dash-update-component", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json
+
+
+def page_of(source, address, before, generation=None):
+    """The page that a browser gets, None if it is the one that it has, and what tells which one it has."""
+    path, _, search = address.partition("?")
+    values = {
+        "url.pathname": path,
+        "url.search": search,
+        "theme.data": "light",
+        "generation.data": generation or source.data.generation,
+    }
+    found = asked(source, "page.children", values, {"shown.data": before})["response"]
+    if "page" not in found:
+        return None, before
+    return json.dumps(found["page"]), found["shown"]["data"]
+
+
+@pytest.mark.parametrize(("address", "texts"), [("/requests", 0), ("/requests?class=image%2Fshort", 3)])
+def test_a_list_that_was_empty_is_shown_when_there_is_one(tmp_path, address, texts):
+    """A page says that there is nothing as long as there is; the list that comes then says how long it is."""
+    rows = [*requests(texts), *(request_row(n, media_items=1, pixels=100) for n in range(texts, texts + 5))]
+    path, _, search = address.partition("?")
+    write(tmp_path, requests=rows[:texts])
+    with opened(tmp_path) as source:
+        page, has = page_of(source, address, None)
+        assert GRID not in page
+        for found in (2, 5):
+            write(tmp_path, requests=rows[: texts + found])
+            source.refresh()
+            assert source.refresh()
+            page, has = page_of(source, address, has)
+            # A second one would take the place of the first, with what was selected in it.
+            assert page is None if found > 2 else GRID in page
+            wanted = {"wanted.data": {"startRow": 0, "endRow": 100, "sortModel": []}}
+            states = {"url.pathname": path, "url.search": search}
+            answer = asked(source, f"{GRID}.getRowsResponse", wanted, states)["response"]
+            assert len(answer[GRID]["getRowsResponse"]["rowData"]) == found
+            assert answer[FOUND]["children"] == f"{found} requests"
+
+
+def test_a_dashboard_started_anew_is_seen(tmp_path):
+    """A page that is still open from another dashboard at the same address is shown anew."""
+    write(tmp_path / "before", requests=requests(3))
+    write(tmp_path / "after", requests=requests(4))
+    with opened(tmp_path / "before") as source:
+        page, has = page_of(source, "/", None)
+        generation = source.data.generation
+        assert "sideUpdate" not in asked(source, "about.children", TICK, {"generation.data": generation})
+    assert "3 requests" in page
+    with opened(tmp_path / "after") as source:
+        new = asked(source, "about.children", TICK, {"generation.data": generation})["sideUpdate"][
+            "generation"
+        ]
+        page, _ = page_of(source, "/", has, new["data"])
+    assert "4 requests" in page
 
 
 def test_a_broken_dataset_leaves_what_was_read(tmp_path):

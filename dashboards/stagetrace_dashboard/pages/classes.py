@@ -146,6 +146,7 @@ def _split(report: ClassReport, view: View, data: Data, theme: Theme) -> Compone
         link(
             html.Span(split.title, className="st-button st-chosen" if name == view.split else "st-button"),
             view.choose(split=None if name == view.split else name).href,
+            stays=True,
         )
         for name, split in SPLITS.items()
     ]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 GRID: Final = "requests-grid"
 DETAILS: Final = "request-details"
+FOUND: Final = "requests-found"
 CSV: Final = "requests-csv"
 
 _GRID_HEIGHT: Final = "min(46vh, 620px)"
@@ -64,8 +65,7 @@ _TEXTS: Final = ("traffic_class", "phase", "outcome", "longest_wait", "request_i
 def layout(view: View, data: Data, theme: Theme) -> Component:
     """Return the list, and room for the requests that were chosen."""
     below = html.Div(details(view, data, theme), id=DETAILS)
-    found = len(data.order(view.filter, view.sort, descending=view.descending))
-    if not found:
+    if has_none(view, data):
         return stack(nothing("No request is like this", "Take back some of the choices above."), below)
     grid = dag.AgGrid(
         id=GRID,
@@ -86,13 +86,27 @@ def layout(view: View, data: Data, theme: Theme) -> Component:
     )
     return stack(
         card(
-            f"{found:,} requests",
+            html.Span(in_words(_count(view, data)), id=FOUND),
             grid,
             actions=[download("CSV", PAGE.csv_href(view, "list"), id=CSV)],
             note="A row shows the request below; with Ctrl, or its box, a second one beside it.",
         ),
         below,
     )
+
+
+def has_none(view: View, data: Data) -> bool:
+    """Whether there is no list, which would ask for new rows itself."""
+    return not _count(view, data)
+
+
+def _count(view: View, data: Data) -> int:
+    return len(data.order(view.filter, view.sort, descending=view.descending))
+
+
+def in_words(found: int) -> str:
+    """Return the heading of the list."""
+    return f"{found:,} requests"
 
 
 def _column_definitions(view: View) -> list[dict[str, Any]]:
@@ -181,7 +195,7 @@ def _missing(key: RequestKey) -> Component:
 def _story(story: Story, view: View, options: WaterfallOptions) -> Component:
     name = f"request-{story.key}"
     others = tuple(key for key in view.requests if key != story.key)
-    close = link("close", view.choose(requests=others).href)
+    close = link("close", view.choose(requests=others).href, stays=True)
     figure = card(
         f"Request {story.facts['request_id']}",
         graph(name, waterfall(story, options), options.theme),
@@ -281,7 +295,7 @@ def _mates(story: Story, view: View) -> Iterator[Component]:
     for mate in story.mates:
         key = RequestKey(story.key.dataset, mate.request)
         href = view.choose(requests=(story.key, key)).href
-        rows.append([link(mate.request_id, href), mate.traffic_class, count(mate.steps)])
+        rows.append([link(mate.request_id, href, stays=True), mate.traffic_class, count(mate.steps)])
     yield card(
         "Shared steps with",
         dmc.ScrollAreaAutosize(table(columns, rows), mah=280, type="auto"),
@@ -337,5 +351,5 @@ PAGE: Final = Page(
     tables={"list": list_table},
     parts=("sort", "descending", "requests"),
     is_static=False,
-    is_live=False,
+    is_live=has_none,
 )
