@@ -603,6 +603,7 @@ request = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(requests=st.lists(request, min_size=1, max_size=12), copies=st.sampled_from([1, 7, 30]))
 def test_figures_agree_with_a_direct_count(new_rows, requests, copies: int) -> None:

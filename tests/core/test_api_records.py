@@ -125,6 +125,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(EVENTS, st.integers(0, 60), st.randoms(use_true_random=False))
 @settings(max_examples=80, deadline=None)
 def test_order_of_records_does_not_matter(tmp_path_factory, events, ended, order):
@@ -187,6 +188,7 @@ def contents(tmp_path_factory):
     return written(folder)
 
 
+@pytest.mark.slow
 @given(DAMAGE)
 @settings(max_examples=100, deadline=None)
 def test_damaged_files_are_read(tmp_path_factory, contents, damage):

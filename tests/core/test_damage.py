@@ -183,6 +183,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment(tmp_path, tell):
     """Every record that was written before the kill is read, also when segments are being opened all the time."""
     dice, records = random.Random(7), 0
@@ -234,6 +235,7 @@ NOT_IN_THE_SCENE = {
 }
 
 
+@pytest.mark.slow
 @given(DAMAGE)
 @settings(max_examples=80, deadline=None)
 def test_damaged_files_are_read(tmp_path_factory, sound, damage):
@@ -247,6 +249,7 @@ def test_damaged_files_are_read(tmp_path_factory, sound, damage):
 LARGEST = [(1 << 61) - 1, *[NONE] * 5, 0xFFFF]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [kind for kind in RecordKind if kind not in NOT_IN_THE_SCENE], ids=lambda kind: kind.name
 )

@@ -483,6 +483,7 @@ def any_request(draw):
     return request
 
 
+@pytest.mark.slow
 @given(any_request())
 @settings(max_examples=200, deadline=None)
 def test_any_records_are_covered_exactly(request):
@@ -490,6 +491,7 @@ def test_any_records_are_covered_exactly(request):
     check_partition(request, partition(request))
 
 
+@pytest.mark.slow
 @given(any_request(), st.randoms(use_true_random=False))
 @settings(max_examples=120, deadline=None)
 def test_order_of_records_does_not_matter(request, rng):

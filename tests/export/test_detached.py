@@ -132,6 +132,7 @@ def test_it_outlives_a_killed_server(spool):
     assert "30 requests" in (spool / LOG_FILE).read_text()
 
 
+@pytest.mark.slow
 def test_next_server_on_the_same_spool(spool):
     """While the receiver is away a server ends and another one begins; one exporter after the other serves both."""
     with http_receiver() as receiver:

@@ -264,6 +264,7 @@ def test_lock_of_a_killed_exporter_is_free(spool, tmp_path):
             pass
 
 
+@pytest.mark.slow
 def test_exporter_is_killed_again_and_again(spool, tmp_path):
     """While a process records and rolls its segments, killed exporters leave no request out; a batch may come twice."""
     sent = tmp_path / "sent"
