@@ -28,7 +28,7 @@ from stagetrace.told import complete, join_resumed
 _BROKEN_OFF: Final = ("error", "abort")
 """Reasons for which vLLM ends an answer before its end."""
 
-_JUMP_NS: Final = 10_000_000
+JUMP_NS: Final = 10_000_000
 """Less is the inaccuracy of reading two clocks at one instant."""
 
 
@@ -243,7 +243,7 @@ def _clock_checks(readers: Iterable[ProcessRecords]) -> Iterator[Check]:
         found[reader.header.clock] += [pair.unix_ns - pair.monotonic_ns for pair in reader.pairs]
     for ahead in found.values():
         jump = max(ahead) - min(ahead)
-        if jump > _JUMP_NS:
+        if jump > JUMP_NS:
             yield Check("seconds by which the wall clock jumped", 0, jump / 1e9)
 
 

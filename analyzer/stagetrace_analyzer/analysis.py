@@ -14,15 +14,7 @@ from stagetrace_analyzer.class_report import class_report
 from stagetrace_analyzer.classes import OTHER
 from stagetrace_analyzer.dataset import data_errors, open_dataset
 from stagetrace_analyzer.load import Arrivals, load_of
-from stagetrace_analyzer.population import (
-    Key,
-    Population,
-    read_pieces,
-    read_places,
-    read_population,
-    rows,
-    sql,
-)
+from stagetrace_analyzer.population import Key, Population, read_pieces, read_places, read_population
 from stagetrace_analyzer.queries.quality import Checked, checks, ingested
 from stagetrace_analyzer.results import (
     Analysis,
@@ -33,6 +25,7 @@ from stagetrace_analyzer.results import (
     WarmUp,
 )
 from stagetrace_analyzer.selection import Selection
+from stagetrace_analyzer.statements import rows, sql
 from stagetrace_analyzer.tables import Tables, phases_of, windows_of
 from stagetrace_analyzer.warm_up import mser5, trend
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from stagetrace_analyzer.classes import ClassRules
 from stagetrace_analyzer.dataset import open_dataset
-from stagetrace_analyzer.population import sql
+from stagetrace_analyzer.statements import sql
 
 _NS: Final = 10**9
 _LISTED: Final = 6

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stagetrace.errors import DataError, UsageError
-from stagetrace_analyzer.population import sql
 from stagetrace_analyzer.required import check_required
+from stagetrace_analyzer.statements import sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

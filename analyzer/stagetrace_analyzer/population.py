@@ -7,11 +7,9 @@ request.  The intervals, of which there are many more, are read in pieces of
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -20,6 +18,7 @@ from stagetrace.errors import DataError
 from stagetrace.stages import Horizon, Kind
 from stagetrace_analyzer.conditions import shown
 from stagetrace_analyzer.intervals import block_numbers
+from stagetrace_analyzer.statements import sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,18 +41,6 @@ MOST_REASONS: Final = 30
 _CELLS: Final = 150 * PIECE
 _HORIZONS: Final = 3
 _SPARSE: Final = 20
-
-
-def sql(name: str) -> str:
-    """Return the query of a file below ``sql/``."""
-    return (importlib.resources.files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
-
-
-def rows(connection: duckdb.DuckDBPyConnection, name: str) -> list[Any]:
-    """Run a query; the rows have its columns as attributes."""
-    cursor = connection.execute(sql(name))
-    columns = [column[0] for column in cursor.description or ()]
-    return [SimpleNamespace(**dict(zip(columns, values, strict=True))) for values in cursor.fetchall()]
 
 
 @dataclass(frozen=True, slots=True)

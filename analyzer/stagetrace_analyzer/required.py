@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as pq
 
 from stagetrace.errors import DataError
-from stagetrace_analyzer.population import rows
+from stagetrace_analyzer.statements import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,6 @@ import duckdb
 from stagetrace.errors import DataError
 from stagetrace_analyzer.analysis import analyze
 from stagetrace_analyzer.dataset import open_dataset
-from stagetrace_analyzer.population import rows
 from stagetrace_analyzer.queries.quality import Ingested, ingested
 from stagetrace_analyzer.queries.requests import (
     Choice,
@@ -27,6 +26,7 @@ from stagetrace_analyzer.queries.requests import (
 )
 from stagetrace_analyzer.queries.steps import Engine, engines
 from stagetrace_analyzer.selection import Selection
+from stagetrace_analyzer.statements import rows
 from stagetrace_dashboard.cache import Cache
 from stagetrace_dashboard.scope import Scope
 

@@ -10,6 +10,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from stagetrace.spool import JUMP_NS
 from stagetrace_analyzer.figures.labels import HORIZONS
 from stagetrace_analyzer.queries.quality import (
     Checked,
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from stagetrace_analyzer.results import Analysis, WarmUp
     from stagetrace_dashboard.data import Data
     from stagetrace_dashboard.view import View
-
-_NS_PER_MS: Final = 1_000_000
-_JUMP_NS: Final = 10 * _NS_PER_MS
-"""Less is the inaccuracy of reading two clocks at one instant."""
 
 _ROLES: Final = {"api": "API server"}
 _DRIFT: Final = {0: "not settled", 1: "ever slower", -1: "ever faster"}
@@ -247,7 +244,7 @@ def clocks_in_words(found: Sequence[HostClock], datasets: int) -> Iterator[str]:
             "side by side as their hosts' wall clocks tell them: how far those were apart is not known."
         )
     for clock in found:
-        if clock.jump_ns is not None and abs(clock.jump_ns) > _JUMP_NS:
+        if clock.jump_ns is not None and abs(clock.jump_ns) > JUMP_NS:
             after, before = map(_without_zone, (clock.jump_after_unix_ns, clock.jump_before_unix_ns))
             yield (
                 f"The wall clock of {', '.join(clock.hosts)} jumped by {_gained(clock.jump_ns)} between "
